@@ -191,8 +191,8 @@ def failed(judged: Iterable[Judged], *, peers_wanted: bool) -> list[Judged]:
     """Return the bounds that make ``--check`` fail: broken bounds, and bounds that were not
     measured, except comparisons with unwanted peers."""
     return [
-        one
-        for one in judged
-        if one.verdict == "broken"
-        or (one.verdict == "not measured" and (peers_wanted or one.bound.peer is None))
+        judgement
+        for judgement in judged
+        if judgement.verdict == "broken"
+        or (judgement.verdict == "not measured" and (peers_wanted or judgement.bound.peer is None))
     ]

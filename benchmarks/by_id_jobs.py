@@ -67,7 +67,7 @@ def by_id(
     yield
     figures = timed_pump([stream])
     right = SUCCESS[verb]
-    done = sum(right(one) for answer in results(stream.replies) for one in answer)
+    done = sum(right(item) for answer in results(stream.replies) for item in answer)
     assert done == len(some), f"{verb}: {done} of {len(some)} succeeded"
     return {**figures, "count": done}
 
@@ -121,7 +121,7 @@ def _take(control: Control, count: int) -> list[tuple[int, int, int]]:
         reader.feed(control.sock.recv(READ_BYTES))
         for frame in reader:
             if frame[0] == _DELIVER:
-                held += [(one[0], frame[2], one[1]) for one in frame[4]]
+                held += [(row[0], frame[2], row[1]) for row in frame[4]]
             else:
                 assert frame[0] == OK, f"{frame!r:.200}"
                 answers += 1

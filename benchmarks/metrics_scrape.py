@@ -173,11 +173,11 @@ def show(
     print(f"scrape ({len(scrapes)}, {samples:,} samples, {size_bytes:,} bytes): {figures}")
     for when, wanted in (("without scraping", False), ("with scraping", True)):
         spans = [(begin, end) for begin, end, scraped in windows if scraped is wanted]
-        selected = [one for one in late if any(begin <= one[0] < end for begin, end in spans)]
+        selected = [row for row in late if any(begin <= row[0] < end for begin, end in spans)]
         for column, side in ((1, "daemon's stamp"), (2, "client's receipt")):
             figures = ", ".join(
                 f"{name} {value:.1f} ms"
-                for name, value in percentiles([one[column] for one in selected]).items()
+                for name, value in percentiles([item[column] for item in selected]).items()
             )
             print(f"late {when}, {side} ({len(selected):,}): {figures}")
 

@@ -182,7 +182,7 @@ def nack_frames(
     """Return NACK frames of receipts (id, epoch, attempt), whose tasks are due after the delay."""
     parts: list[bytes] = []
     for number, start in enumerate(range(0, len(receipts), per_frame)):
-        items = [(*one, delay_ms, "no") for one in receipts[start : start + per_frame]]
+        items = [(*receipt, delay_ms, "no") for receipt in receipts[start : start + per_frame]]
         frame = (int(FrameType.NACK), first_request + number, TOPIC, group, items)
         parts.append(encode(frame))
     return _join(parts)

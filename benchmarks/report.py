@@ -34,13 +34,13 @@ def as_json(
         "failures": failures,
         "bounds": [
             {
-                "metric": one.bound.metric,
-                "relation": one.bound.relation,
-                "limit": one.bound.limit,
-                "measured": one.measured,
-                "verdict": one.verdict,
+                "metric": judgement.bound.metric,
+                "relation": judgement.bound.relation,
+                "limit": judgement.bound.limit,
+                "measured": judgement.measured,
+                "verdict": judgement.verdict,
             }
-            for one in judged
+            for judgement in judged
         ],
     }
     return json.dumps(document, indent=2, ensure_ascii=False)
@@ -77,7 +77,7 @@ def show(
     for case, error in failures.items():
         print(f"{case}: FAILED: {error}", file=out)
     if judged:
-        _table(out, ("bound", "wanted", "measured", ""), [_bound_row(one) for one in judged])
+        _table(out, ("bound", "wanted", "measured", ""), [_bound_row(item) for item in judged])
 
 
 def _bound_row(one: Judged) -> tuple[str, str, str, str]:

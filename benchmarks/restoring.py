@@ -41,7 +41,7 @@ BODY = b"x" * 64
 def batch_of(first: int, count: int, time_ms: int) -> tuple[list[TaskRow], list[object]]:
     """Return new tasks and their record in the spool."""
     ids = list(range(first, first + count * ID_STEP, ID_STEP))
-    rows = [TaskRow(one, time_ms + LATER_MS, TOPIC, BODY) for one in ids]
+    rows = [TaskRow(task_id, time_ms + LATER_MS, TOPIC, BODY) for task_id in ids]
     bodies = [BODY] * count
     dues = [row.due_ms for row in rows]
     return rows, [EventKind.ENQUEUED, time_ms, "shop@10.0.0.1:40000", ids, dues, TOPIC, {}, bodies]

@@ -21,7 +21,7 @@ hypothesis.settings.register_profile("tickwheel", deadline=None, print_blob=True
 hypothesis.settings.register_profile(
     "any-example",
     parent=hypothesis.settings.get_profile("tickwheel"),
-    phases=[one for one in hypothesis.Phase if one is not hypothesis.Phase.shrink],
+    phases=[item for item in hypothesis.Phase if item is not hypothesis.Phase.shrink],
 )
 # `make test`: a part of the examples; the rest of them is for `make test-full`.
 hypothesis.settings.register_profile(

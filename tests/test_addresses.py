@@ -72,7 +72,7 @@ async def test_an_address_is_checked_without_a_look_up(
 async def test_forbidden_addresses_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     async def getaddrinfo(host: str, port: int, **options: Any) -> Any:
         there = {"both": ("10.0.0.1", "8.8.8.8"), "none": ("10.0.0.1", "127.0.0.1")}[host]
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in there]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (item, port)) for item in there]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
     assert await Guard().resolve("both", 443) == [(socket.AF_INET, "8.8.8.8")]

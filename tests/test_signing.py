@@ -111,7 +111,7 @@ def test_a_public_key_is_enough_to_check_ed25519() -> None:
 
 def test_hmac_and_ed25519_signatures_are_combined() -> None:
     found = Signer([FIRST, PRIVATE]).headers("1-a", int(time.time()), BODY)["webhook-signature"]
-    assert [one[:3] for one in found.split(" ")] == ["v1,", "v1a"]
+    assert [part[:3] for part in found.split(" ")] == ["v1,", "v1a"]
 
 
 PUBLIC = public_of(PRIVATE)

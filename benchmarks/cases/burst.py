@@ -113,7 +113,10 @@ def history(context: Context) -> Result:
         for name, rounds in rounds_of.items()
     }
     result.ratio("ratio", "with a history / without", medians["on"] / medians["off"])
-    cpu_s = {name: sum(one["server_cpu_s"] for one in rounds) for name, rounds in rounds_of.items()}
+    cpu_s = {
+        name: sum(one_round["server_cpu_s"] for one_round in rounds)
+        for name, rounds in rounds_of.items()
+    }
     if cpu_s["off"]:  # a quick run may take less than a tick of the processor's clock
         result.metric("cpu_ratio", cpu_s["on"] / cpu_s["off"])
     return result

@@ -99,7 +99,9 @@ def enqueue_sequential(context: Context) -> Result:
 
 def _latencies(result: Result, name: str, rounds: list[dict[str, Any]], key: str) -> float:
     """Notes the medians of the rounds' p50 and p99; the p50."""
-    p50, p99 = (statistics.median(one[key][which] for one in rounds) for which in ("p50", "p99"))
+    p50, p99 = (
+        statistics.median(one_round[key][which] for one_round in rounds) for which in ("p50", "p99")
+    )
     result.metric(f"{name}_p50_ms", p50)
     result.metric(f"{name}_p99_ms", p99)
     result.row(_SEQUENTIAL.get(name, name), f"p50 {p50:.3f} ms, p99 {p99:.3f} ms")

@@ -118,7 +118,7 @@ def histories(context: Context, daemon: OverHttp, opened: contextlib.ExitStack) 
     path = f"/tasks/{answer[1][0]}/history"
 
     def press() -> None:
-        reading = [threading.Thread(target=one.ask, args=("GET", path)) for one in readers]
+        reading = [threading.Thread(target=reader.ask, args=("GET", path)) for reader in readers]
         for thread in reading:
             thread.start()
         for thread in reading:

@@ -131,7 +131,7 @@ def _by_key(context: Context, result: Result, daemon: Tickwheel) -> None:
 def _compare_starts(context: Context, result: Result) -> None:
     for name, what in (("counted_s", "all loaded"), ("first_delivery_s", "first delivery")):
         middle = {
-            kind: statistics.median(one[name] for one in result.details[f"starts_{kind}"])
+            kind: statistics.median(detail[name] for detail in result.details[f"starts_{kind}"])
             for kind in ("plain", "keyed")
         }
         result.metric(f"{name}_keyed", middle["keyed"])

@@ -96,12 +96,12 @@ def due_million(context: Context) -> Result:
     }
     result.ratio("ratio", "due at once: many / the usual burst", rate["million"] / rate["burst"])
     rounds = rounds_of["million"]
-    result.metric("early", sum(one["early"] for one in rounds))
+    result.metric("early", sum(one_round["early"] for one_round in rounds))
     for kind in ("ping", "stats"):
-        late = [one["watched"][f"{kind}_ms"] for one in rounds]
-        p99 = statistics.median(one["p99"] for one in late)
+        late = [one_round["watched"][f"{kind}_ms"] for one_round in rounds]
+        p99 = statistics.median(entry["p99"] for entry in late)
         result.metric(f"{kind}_p99_ms", p99)
-        largest = max(one["max"] for one in late)
+        largest = max(entry["max"] for entry in late)
         result.row(f"{kind.upper()} meanwhile", f"p99 {p99:.1f} ms, max {largest:.1f} ms")
     return result
 

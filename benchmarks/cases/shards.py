@@ -49,7 +49,9 @@ def shards(context: Context) -> Result:
             for count, name in ((1, "one daemon"), (COUNT, f"{COUNT} shards"))
         )
         result.ratio(f"ratio_{way}", f"{what}; {COUNT} shards / one daemon", two / one)
-    bursts = [one for name, rounds in rounds_of.items() if "burst" in name for one in rounds]
+    bursts = [
+        one_round for name, rounds in rounds_of.items() if "burst" in name for one_round in rounds
+    ]
     result.metric("early", sum(figures["early"] for figures in bursts))
     return result
 

@@ -73,7 +73,7 @@ def sequential_client(context: Context) -> Result:
     rounds_of = alternate(context, result.case, {n: contestant(job) for n, job in names.items()})
     for name, rounds in rounds_of.items():
         result.median(name, f"client, await {name}() one after the other", rounds)
-    p50 = statistics.median(one["latency_ms"]["p50"] for one in rounds_of["enqueue"])
+    p50 = statistics.median(entry["latency_ms"]["p50"] for entry in rounds_of["enqueue"])
     result.metric("enqueue_p50_ms", p50)
     result.row("client, await enqueue()", f"p50 {p50:.3f} ms")
     return result

@@ -27,7 +27,7 @@ async def test_each_consumer_has_a_row(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     since_ms = int(time.time() * 1000) - 60_000
-    found = tuple(one | {"since_ms": since_ms} for one in (ONE, SILENT))
+    found = tuple(item | {"since_ms": since_ms} for item in (ONE, SILENT))
     answer = {"consumers": found, "next": None}
     assert await _ask(consumers, T.CONSUMER_LIST, answer) == ({"limit": 101},)
     said, silent = capsys.readouterr().out.splitlines()[1:]
@@ -46,7 +46,7 @@ async def test_consumers_as_json_have_one_object_per_line(
     )  # fmt: skip
     assert asked == ({"topic": "orders.close", "group": "billing", "limit": 1_000},)
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert found == [one | {"since": "1970-01-01T00:00:00.000Z"} for one in (ONE, SILENT)]
+    assert found == [item | {"since": "1970-01-01T00:00:00.000Z"} for item in (ONE, SILENT)]
 
 
 async def test_a_page_longer_than_the_limit_is_cut(capsys: pytest.CaptureFixture[str]) -> None:

@@ -209,7 +209,7 @@ AS_JSON = (
 
 def test_csv_rows_equal_json_lines() -> None:
     found = list(read_csv(CSV.splitlines(keepends=True), TOPIC))
-    lines = [json.dumps(one).encode() for one in AS_JSON]
+    lines = [json.dumps(item).encode() for item in AS_JSON]
     assert [task for task, _ in found] == [read_task(line, TOPIC) for line in lines]
     head = len(CSV) - sum(size for _, size in found)
     assert head == 0, "all bytes are counted"

@@ -56,7 +56,7 @@ async def test_order_lines_are_listed(capsys: pytest.CaptureFixture[str]) -> Non
     assert "in flight" in order and "a" in order and "limited" in fair and "-" in fair
     await _ask(lambda c: lines(c, topic="t", group="g"), T.KEY_LINES, answer, as_json=True)
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(one["value"], one["id"]) for one in found] == [("a", "6"), (None, "7")]
+    assert [(row["value"], row["id"]) for row in found] == [("a", "6"), (None, "7")]
     await _ask(lambda c: lines(c, topic="t", group="g"), T.KEY_LINES, {"lines": (), "waiting": 0})
     assert "waits for its turn" in capsys.readouterr().err
 

@@ -141,7 +141,7 @@ async def test_an_interrupted_file_of_tasks_says_how_to_go_on(
             if len(calls) > 1:
                 under_way.set()
                 await asyncio.Event().wait()
-            return [Receipt(one, 0, "stored") for one in range(len(tasks))]
+            return [Receipt(number, 0, "stored") for number in range(len(tasks))]
 
     call = Call("tcp://127.0.0.1:1", None, Output(as_json=False))
     sending = asyncio.ensure_future(

@@ -174,7 +174,7 @@ async def test_on_settled_is_called_for_each_outcome(client: Client, topic: str)
     running = asyncio.create_task(worker.run())
     await comes(lambda: len(told) == 9)
     await begun.wait()
-    assert [one.body for one in worker.in_hand] == [b"endless"]
+    assert [task.body for task in worker.in_hand] == [b"endless"]
     worker.stop()
     await soon(running)
     assert sorted((body, attempt, outcome, error) for body, attempt, outcome, _, error in told) == [
@@ -256,8 +256,8 @@ async def test_errors_of_encrypted_tasks_show_only_their_type(
     tickwheel: TestWheel,
 ) -> None:
     secret = tickwheel.new_client(keys={"a": b"k" * 32})
-    for one in (tickwheel.client, secret):
-        await one.enqueue("t", b"of a body")
+    for item in (tickwheel.client, secret):
+        await item.enqueue("t", b"of a body")
     plain, encrypted = await tickwheel.client.pull("t", max=2)
     assert error_text(plain, ValueError("of a body")) == "ValueError: of a body"
     assert error_text(encrypted, ValueError("of a body")) == "ValueError"

@@ -147,10 +147,10 @@ async def test_a_real_daemon_stores_and_delivers_columns() -> None:
         async with Client(daemon.url) as client, client.subscribe("t", group="g") as deliveries:
             receipts = await client.enqueue_columns("t", [b"1", b"2", b"3"], delays=[0, 0, 60])
             got = [await soon(anext(aiter(deliveries))) for _ in range(2)]
-            assert {one.body for one in got} == {b"1", b"2"}
-            assert {one.id for one in got} == {receipts[0].id, receipts[1].id}
-            for one in got:
-                await one.ack()
+            assert {task.body for task in got} == {b"1", b"2"}
+            assert {task.id for task in got} == {receipts[0].id, receipts[1].id}
+            for delivery in got:
+                await delivery.ack()
             assert await client.cancel(receipts[2].id) == "cancelled"
     finally:
         await daemon.stop()

@@ -75,7 +75,7 @@ async def test_calls_with_the_same_timeout_share_a_frame() -> None:
         frames = [await peer.next(T.ENQUEUE) for _ in range(4)]
         bodies = [b"".join(task[1] for task in frame[3]) for frame in frames]
         assert bodies == [b"a", b"bc", b"d", b"ef"]
-        ids = [one for frame in frames for one in peer.store(frame)]
+        ids = [item for frame in frames for item in peer.store(frame)]
         assert [receipt.id for receipt in await soon(asyncio.gather(*calls))] == ids
 
 

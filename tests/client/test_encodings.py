@@ -371,8 +371,8 @@ async def test_only_bodies_that_shrink_are_compressed(
         await client.enqueue("t", body)
     await client.enqueue_columns("t", [b"x" * 100, b"x" * 10])
     deliveries = await wheel.client.pull("t", max=9)
-    assert [one.body for one in deliveries] == [*bodies, b"x" * 100, b"x" * 10]
-    assert [one.encoding for one in deliveries] == [None, "zlib", None, None, None]
+    assert [delivery.body for delivery in deliveries] == [*bodies, b"x" * 100, b"x" * 10]
+    assert [delivery.encoding for delivery in deliveries] == [None, "zlib", None, None, None]
 
 
 async def test_the_body_limit_applies_to_the_packed_body(wheel: TestWheel) -> None:

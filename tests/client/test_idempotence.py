@@ -164,7 +164,9 @@ async def test_tasks_share_a_claim_if_the_handler_passes_a_key() -> None:
 async def test_claim_names_are_unique() -> None:
     first, second = (await delivered((5, "5"), (6, "#5")))[:2]
     keys = ["5", "#5", "6", "#6", "=5", "a#5", "t#a#5"]
-    names = [idempotence.name_of(one, key) for one in (first, second) for key in (None, "5", "#5")]
+    names = [
+        idempotence.name_of(item, key) for item in (first, second) for key in (None, "5", "#5")
+    ]
     assert len(set(names)) == 4  # by its own id each, and by the two keys
     assert len({idempotence.name_of(first, key) for key in [None, *keys]}) == len(keys) + 1
 

@@ -173,7 +173,7 @@ async def test_shard_by_overrides_the_shard_of_the_keys() -> None:
         for key in keys:
             found = await client.lookup(topic="t", key=key)
             assert sorted(shards_of(found)) == list(range(COUNT))
-            assert {one.shard_by for one in found} == set(names)
+            assert {task.shard_by for task in found} == set(names)
         with pytest.raises(errors.BadRequest, match="different values for shard_by and order_key"):
             await client.enqueue("t", b"", order_key="a", shard_by="b")
         same = await client.enqueue("t", b"", order_key=names[1], shard_by=names[1], delay=HOUR)
@@ -209,9 +209,9 @@ async def test_ids_made_before_resharding_are_asked_of_all_shards() -> None:
     async with Shards(COUNT, moved_id=moved_id) as shards:
         client = impatient(shards)
         some = [Task("t", b"", key=key_in(shard, COUNT), delay=HOUR) for shard in (0, 1, 2)]
-        old = [one.id for one in await client.enqueue_many(some)]
+        old = [item.id for item in await client.enqueue_many(some)]
         shards.pass_time(1_000)
-        new = [one.id for one in await client.enqueue_many(some)]
+        new = [item.id for item in await client.enqueue_many(some)]
         assert max(old) <= moved_id < min(new)
         assert [task.state for task in await client.lookup_many(old)] == ["scheduled"] * COUNT
         assert await client.cancel(old[1]) == "cancelled"
@@ -475,7 +475,7 @@ async def test_deliveries_after_a_pull_ended_are_released() -> None:
         others = {receipt.id for receipt in receipts} - {first.id}
         found: set[int] = set()
         while found != others:
-            found |= {one.id for one in await soon(client.pull("t", group="g", wait=20))}
+            found |= {task.id for task in await soon(client.pull("t", group="g", wait=20))}
 
 
 @pytest.mark.parametrize("count", [1, COUNT])
@@ -512,7 +512,7 @@ async def test_a_pull_with_tasks_does_not_wait_for_a_lost_shard(wait: float) -> 
             await client.enqueue("t", b"", key=key_in(0, COUNT))
             async with asyncio.timeout(AT_ONCE_S):
                 deliveries = await client.pull("t", group="g", max=9, wait=wait)
-            assert [one.key for one in deliveries] == [key_in(0, COUNT)]
+            assert [delivery.key for delivery in deliveries] == [key_in(0, COUNT)]
             await deliveries[0].ack()
 
 
@@ -789,7 +789,7 @@ async def test_tasks_of_a_topic_and_key_are_listed_from_the_index(
 
         async def listed(**options: Any) -> list[int]:
             read.clear()
-            found = [one.id async for one in client.list_tasks(topic="t", key="mine", **options)]
+            found = [item.id async for item in client.list_tasks(topic="t", key="mine", **options)]
             assert set(read) <= set(wanted), f"{len(set(read))} tasks are read"
             return found
 

@@ -30,7 +30,7 @@ def test_shares_are_max_min_fair(found: list[ShareUse], more: int) -> None:
     prefetch = len(found) + more
     shares = divide(prefetch, found)
     assert sum(shares) == prefetch and min(shares) >= 1
-    uses = [one.in_flight + one.ready * one.is_short for one in found]
+    uses = [stats.in_flight + stats.ready * stats.is_short for stats in found]
     for share, use in zip(shares, uses, strict=True):
         if share < use:  # it could use more: nobody else has more than this, and uses it
             others = zip(shares, uses, strict=True)
@@ -55,7 +55,7 @@ async def put(client: Client, shard: int, count: int) -> None:
 
 
 def by_shard(found: list[Delivery]) -> list[int]:
-    counts = Counter(one.id % (1 << SHARD_BITS) for one in found)
+    counts = Counter(task.id % (1 << SHARD_BITS) for task in found)
     return [counts[shard] for shard in range(COUNT)]
 
 

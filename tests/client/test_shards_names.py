@@ -108,7 +108,9 @@ async def race_of_putting_and_deleting(shards: Shards, pairs: list[tuple[Client,
     async def change(client: Client, key: str) -> None:
         for _ in range(ROUNDS):
             await ends_of(client.put_schedule("s", topic="t", every=HOUR, key=key))
-            there = ["s" in shards.shard(one).core.schedule_heap.by_name for one in range(COUNT)]
+            there = [
+                "s" in shards.shard(number).core.schedule_heap.by_name for number in range(COUNT)
+            ]
             assert sum(there) <= 1
             with suppress(errors.NotFound):
                 await client.delete_schedule("s")
@@ -125,8 +127,8 @@ async def race_for_a_transaction(shards: Shards, pairs: list[tuple[Client, str]]
 
     for n in range(ROUNDS):
         ends = await ends_of(*(begin(client, f"x{n}", key) for client, key in pairs))
-        known = [shards.shard(one).core.transaction_registry.by_name for one in range(COUNT)]
-        assert [f"x{n}" in one for one in known].count(True) == 1
+        known = [shards.shard(number).core.transaction_registry.by_name for number in range(COUNT)]
+        assert [f"x{n}" in item for item in known].count(True) == 1
         assert ends.count(None) >= 1
         client = pairs[0][0]
         assert len(await client.commit_transaction(f"x{n}")) == 2 * ends.count(None)
@@ -205,7 +207,7 @@ def test_each_creating_verb_declares_its_home_shard() -> None:
         assert said.name in fields, name
 
 
-@pytest.mark.parametrize("race", [one for some in RACES.values() for one in some])
+@pytest.mark.parametrize("race", [item for some in RACES.values() for item in some])
 async def test_two_programs_use_a_name_at_once(shards: Shards, race: Race) -> None:
     await race(shards, await pairs_of(shards))
 

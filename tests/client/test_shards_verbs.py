@@ -88,7 +88,7 @@ class Room:
         if isinstance(value, Mapping):
             return {self.same(k): self.same(v) for k, v in value.items() if k not in OF_ONE}
         if isinstance(value, (list, tuple)):
-            return [self.same(one) for one in value]
+            return [self.same(item) for item in value]
         if isinstance(value, str):
             return re.sub(r"inside-\d+", "inside", value)  # the name of a connection
         is_known = type(value) is int and value in self.ids
@@ -173,16 +173,16 @@ async def enqueued(room: Room) -> Any:
     more = await client.enqueue_many(
         [Task("t", b"m", delay=SOON, key="k3"), Task("t", b"n", delay=SOON)]
     )
-    assert len({one.id for one in more} | set(ids)) == TASKS + 2
+    assert len({task.id for task in more} | set(ids)) == TASKS + 2
     room.ids += [more[0].id, more[1].id]
     return [
         await client.lookup_many(ids[::-1]),
         await client.lookup(topic="t", key="k2"),
-        [sorted(one.body or b"" for one in await client.lookup(topic="t", key="k3"))],
+        [sorted(task.body or b"" for task in await client.lookup(topic="t", key="k3"))],
         len(await client.lookup(topic="t", key="k3", newest=True)),
         await client.lookup(topic="t", key="none"),
         (await client.lookup(1 << 62)).state,
-        [one.due_ms for one in more],
+        [task.due_ms for task in more],
         await client.find("k1", topic="t"),
         await client.find("k1"),
     ]
@@ -191,7 +191,7 @@ async def enqueued(room: Room) -> Any:
 @work("enqueue_columns")
 async def columns(room: Room) -> Any:
     made = await room.client.enqueue_columns("t", [b"a", b"b"], delays=[1, 2])
-    return [one.due_ms for one in made], [task.body async for task in room.client.list_tasks()]
+    return [item.due_ms for item in made], [task.body async for task in room.client.list_tasks()]
 
 
 @work("cancel")
@@ -219,7 +219,7 @@ async def rescheduled(room: Room) -> Any:
 @work("spread")
 async def spread(room: Room) -> Any:
     ids, client = await room.fill(), room.client
-    return [one.status for one in await client.spread_many(ids, within=HOUR)]
+    return [task.status for task in await client.spread_many(ids, within=HOUR)]
 
 
 @work("run_now")
@@ -227,7 +227,7 @@ async def run_now(room: Room) -> Any:
     ids, client = await room.fill(), room.client
     by_id = await client.run_now_many(ids[3:6])
     deliveries = await client.pull("t", group="g", max=100, wait=20)
-    return by_id, sorted(one.key or "" for one in deliveries)
+    return by_id, sorted(delivery.key or "" for delivery in deliveries)
 
 
 @work("list_tasks")
@@ -240,7 +240,7 @@ async def listed(room: Room) -> Any:
             {"topic": "t", "tag": "a"}, {"key_prefix": "k1"}, {"topic": "none"},
         )
     ]  # fmt: skip
-    return [[one async for one in some] for some in lists]
+    return [[item async for item in some] for some in lists]
 
 
 @work("peek")
@@ -250,7 +250,7 @@ async def peeked(room: Room) -> Any:
         room.client.peek("t", **asked)
         for asked in ({}, {"due": True}, {"newest_first": True}, {"limit": 3})
     ]
-    return [[one async for one in some] for some in looks]
+    return [[item async for item in some] for some in looks]
 
 
 # --- dead letters --------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ async def dead(room: Room) -> Any:
         room.client.dead_list(limit=4),
         room.client.dead_list(topic="t"),
     ]
-    return [[one async for one in some] for some in lists]
+    return [[item async for item in some] for some in lists]
 
 
 @work("requeue_dead")
@@ -274,16 +274,16 @@ async def requeued(room: Room) -> Any:
     await room.kill()
     pairs = [(ids[5], "g"), (ids[0], "g"), (ids[1], "none"), (ids[3], "g")]
     words = await client.dead_requeue(pairs)
-    again = sorted(one.key or "" for one in await room.take())
+    again = sorted(task.key or "" for task in await room.take())
     await client.dead_requeue(topic="t", filter={"reason": "no k7"}, id="r")
-    return words, again, await client.wait_bulk("r"), [one.key for one in await room.take()]
+    return words, again, await client.wait_bulk("r"), [task.key for task in await room.take()]
 
 
 @work("delete_dead")
 async def deleted(room: Room) -> Any:
     ids, client = await room.fill(), room.client
     await room.kill()
-    words = await client.dead_delete([(one, "g") for one in ids[2:5]])
+    words = await client.dead_delete([(task_id, "g") for task_id in ids[2:5]])
     return words, [letter.id async for letter in client.dead_list()]
 
 
@@ -355,9 +355,9 @@ async def paused(room: Room) -> Any:
     await client.create_group(*names, fair_by="key")
     pauses = [await client.pause_key(*names, value=value) for value in ("k1", "k2", "k1")]
     await room.fill()
-    taken = sorted(one.key or "" for one in await room.take())
+    taken = sorted(task.key or "" for task in await room.take())
     resumed = [await client.resume_key(*names, value=value) for value in ("k1", "none")]
-    return pauses, taken, resumed, sorted(one.key or "" for one in await room.take())
+    return pauses, taken, resumed, sorted(task.key or "" for task in await room.take())
 
 
 @work("preview_reset", "reset_group")
@@ -368,7 +368,7 @@ async def reset(room: Room) -> Any:
     preview = await room.client.preview_reset("t", "g", to="first")
     made = await room.client.reset_group("t", "g", to="first")
     done = await room.client.wait_bulk(made.id)
-    again = [one.key for one in await room.client.pull("t", group="g", max=100)]
+    again = [task.key for task in await room.client.pull("t", group="g", max=100)]
     return preview.tasks, preview.first_ms, preview.last_ms, done.state, done.changed, again
 
 
@@ -465,8 +465,8 @@ async def bulks(room: Room) -> Any:
     stopped = await client.cancel_bulk("slow")
     with pytest.raises(errors.NotFound):
         await client.show_bulk("none")
-    every = [one async for one in client.list_bulk()]
-    newest = [one.id async for one in client.list_bulk(limit=2)]
+    every = [item async for item in client.list_bulk()]
+    newest = [task.id async for task in client.list_bulk(limit=2)]
     return slow.id, stopped.kind, await client.show_bulk("b1"), every[1:], newest
 
 
@@ -493,7 +493,7 @@ async def targets(room: Room) -> Any:
     removed = await client.remove_target("t", "g")
     with pytest.raises(errors.NotFound):
         await client.remove_target("t", "g")
-    return [(one.topic, one.group, one.url) for one in made], every, removed
+    return [(item.topic, item.group, item.url) for item in made], every, removed
 
 
 @work("push_log", "resend")
@@ -501,8 +501,8 @@ async def push_log(room: Room) -> Any:
     client = room.client
     await client.set_push("t", "g", "https://example.com/", secrets=(SECRET,))
     log = await client.push_log("t", "g")
-    again = [await client.resend("t", "g", one.number) for one in log]
-    return [one.again for one in again][:2], len(await client.push_log("t", "g", limit=1))
+    again = [await client.resend("t", "g", item.number) for item in log]
+    return [item.again for item in again][:2], len(await client.push_log("t", "g", limit=1))
 
 
 # --- the daemon ----------------------------------------------------------------------------------
@@ -524,7 +524,7 @@ async def consumers(room: Room) -> Any:
     async with room.client.subscribe("t", group="g"), room.client.subscribe("u"):
         found = [consumer async for consumer in room.client.list_consumers()]
         of_one = [consumer async for consumer in room.client.list_consumers(topic="u", limit=1)]
-    return sorted({(one.topic, one.group, one.kind) for one in found}), len(of_one)
+    return sorted({(item.topic, item.group, item.kind) for item in found}), len(of_one)
 
 
 async def asked(room: Room, name: str, **values: Any) -> Any:
@@ -570,11 +570,11 @@ async def explained(room: Room) -> Any:
     await room.client.pause("t", "g")
     await room.take()
     await room.client.cancel(ids[1])
-    by_id = [await room.client.explain(one) for one in (*ids, 1 << 60)]
-    assert [one.cause for one in by_id[:2]] == ["group_paused", "cancelled"]
+    by_id = [await room.client.explain(item) for item in (*ids, 1 << 60)]
+    assert [item.cause for item in by_id[:2]] == ["group_paused", "cancelled"]
     by_key = [await room.client.explain(topic="t", key=key) for key in ("k0", "k1", "none")]
-    assert [one.cause for one in by_key] == ["group_paused", "cancelled", "not_found"]
-    return [{**one.raw, "command": None} for one in (*by_id, *by_key)]  # a command has ids
+    assert [item.cause for item in by_key] == ["group_paused", "cancelled", "not_found"]
+    return [{**item.raw, "command": None} for item in (*by_id, *by_key)]  # a command has ids
 
 
 async def test_explain_names_an_unavailable_shard(
@@ -658,7 +658,7 @@ async def settled(room: Room) -> Any:
     await room.fill()
     deliveries = await room.take(4)
     words = [
-        *[await one.ack() for one in deliveries[:2]],
+        *[await delivery.ack() for delivery in deliveries[:2]],
         await deliveries[2].nack(delay=HOUR),
         await deliveries[3].reject("no"),
         await deliveries[4].extend(120),
@@ -666,7 +666,7 @@ async def settled(room: Room) -> Any:
         await deliveries[6].release(),
     ]
     states = [task.state for task in await room.client.lookup_many(room.ids)]
-    return words, [one.key for one in deliveries], states
+    return words, [delivery.key for delivery in deliveries], states
 
 
 @work("subscribe")

@@ -100,7 +100,7 @@ async def test_a_handler_gets_the_enqueued_arguments(
         await typed.enqueue(*arguments, note="x", tags=("a", "b"))
         there = await wheel.enqueued()
         await wheel.settle()
-    assert {one.encoding for one in there} == {encoding}
+    assert {item.encoding for item in there} == {encoding}
     assert got == [(*arguments, "none", ()), (*arguments, "x", ("a", "b"))]
 
 
@@ -311,7 +311,7 @@ async def test_untyped_bodies_are_read_if_they_fit(wheel: TestWheel, worker: Wor
     await wheel.client.enqueue("t", msgspec.msgpack.encode({"n": 3}), encoding="msgpack")
     async with wheel.working(worker):
         await wheel.settle()
-    assert [one[0] for one in got] == [1, 2, 3]
+    assert [row[0] for row in got] == [1, 2, 3]
 
 
 async def test_reasons_of_encrypted_tasks_name_only_the_field(wheel: TestWheel) -> None:
@@ -353,7 +353,7 @@ async def test_older_versions_are_brought_up_to_date(
         await wheel.client.enqueue("t", write(arguments), encoding=encoding + version)
     async with wheel.working(worker):
         await wheel.settle()
-    assert [one[0] for one in got] == [1, 2, 3, 4]
+    assert [row[0] for row in got] == [1, 2, 3, 4]
     assert got[0][1] == Customer(name="Ann", born=datetime(2001, 2, 3, tzinfo=UTC))
     assert got[2][2] == Money(Decimal(5))
     reasons = sorted(letter.reason or "" for letter in await wheel.dead_letters())

@@ -37,7 +37,7 @@ OF_KEYS = {"RELEASE_KEY": words.ReleaseKeyWord, "SKIP_KEY": words.SkipKeyWord}
 def those(kind: Any) -> set[str]:
     """The words of a Literal, or of a union of several."""
     args = get_args(kind)
-    return {one for part in args for one in ({part} if isinstance(part, str) else those(part))}
+    return {item for part in args for item in ({part} if isinstance(part, str) else those(part))}
 
 
 def told() -> dict[str, set[str]]:
@@ -66,10 +66,10 @@ def test_typed_answers_match_the_protocol(request_: str) -> None:
         (words.UniqueUntil, policies.UNTIL),
         (words.Replaces, policies.REPLACES),
         (words.DueOf, policies.DUES),
-        (words.Outcome, [one.word for one in Merging]),
+        (words.Outcome, [item.word for item in Merging]),
         (words.AckMode, [MANUAL, ON_DELIVERY]),
         (words.OrderFailure, ORDER_FAILURES),
-        (words.BulkState, [one.name.lower() for one in BulkState]),
+        (words.BulkState, [item.name.lower() for item in BulkState]),
     ],
 )
 def test_typed_choices_match_the_daemon(kind: Any, known: Any) -> None:

@@ -44,7 +44,7 @@ def get(daemon: Daemon, path: str) -> Any:
 def enqueue(daemon: Daemon, topic: str, count: int = 1, **task: Any) -> list[str]:
     """Ids of so many tasks."""
     tasks = [{"topic": topic, "body": f"body {n}", **task} for n in range(count)]
-    return [one["id"] for one in post(daemon, "/v1/tasks", {"tasks": tasks})["tasks"]]
+    return [row["id"] for row in post(daemon, "/v1/tasks", {"tasks": tasks})["tasks"]]
 
 
 def pull(daemon: Daemon, topic: str, group: str = "g", count: int = 1) -> list[Any]:
@@ -67,7 +67,7 @@ def held_keys(daemon: Daemon, topic: str, *keys: str, group: str = "g") -> None:
     receipts: list[str] = []
     while len(receipts) < len(keys):
         some = pull(daemon, topic, group, len(keys) - len(receipts))
-        receipts += [one["receipt"] for one in some]
+        receipts += [entry["receipt"] for entry in some]
     post(daemon, "/v1/rejections", {"receipts": receipts, "reason": "no such account"})
 
 
@@ -80,9 +80,9 @@ def dead_letters(
     found: list[str] = []
     while len(found) < count:
         some = pull(daemon, topic, count=min(500, count))
-        receipts = [one["receipt"] for one in some]
+        receipts = [entry["receipt"] for entry in some]
         post(daemon, "/v1/rejections", {"receipts": receipts, "reason": reason})
-        found += [one["id"] for one in some]
+        found += [row["id"] for row in some]
     return found
 
 

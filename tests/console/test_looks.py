@@ -108,7 +108,7 @@ class Shop:
         for reason, many in (("no such order", 7), ("card refused", 12), ("unknown country", 3)):
             enqueue(daemon, "orders.close", many)
             deliveries = pull(daemon, "orders.close", "billing", many)
-            said = {"receipts": [one["receipt"] for one in deliveries], "reason": reason}
+            said = {"receipts": [delivery["receipt"] for delivery in deliveries], "reason": reason}
             post(daemon, "/v1/rejections", said)
         enqueue(daemon, "orders.close", 9)
         pull(daemon, "orders.close", "billing", 6)
@@ -120,7 +120,7 @@ class Shop:
         def consume() -> None:
             while not over.is_set():
                 deliveries = pull(self.daemon, "orders.close", "billing", 100)
-                receipts = [one["receipt"] for one in deliveries]
+                receipts = [delivery["receipt"] for delivery in deliveries]
                 if receipts:
                     post(self.daemon, "/v1/acks", {"receipts": receipts})
 
@@ -331,7 +331,7 @@ def test_a_task_is_enqueued_by_keyboard(console_on: Open, shop: Shop) -> None:
     page.locator(".toast", has_text="is enqueued").wait_for()
     expect(page.get_by_role("button", name="New task …")).to_be_focused()
     found = get(shop.daemon, "/v1/tasks?topic=typed.topic")["tasks"]
-    assert [one["body"] for one in found] == ["typed body"]
+    assert [entry["body"] for entry in found] == ["typed body"]
 
 
 def test_the_console_works_by_keyboard(console_on: Open, shop: Shop) -> None:
@@ -437,7 +437,7 @@ TAKEN = (
 )
 
 
-@pytest.mark.parametrize(("name", "view", "size", "scheme"), TAKEN, ids=[one[0] for one in TAKEN])
+@pytest.mark.parametrize(("name", "view", "size", "scheme"), TAKEN, ids=[row[0] for row in TAKEN])
 def test_screenshots_of_the_documents_are_made(
     console_on: Open, shop: Shop, tmp_path: Path, name: str, view: str, size: Any, scheme: str
 ) -> None:

@@ -52,7 +52,7 @@ def settled(pair: Nodes) -> Nodes:
 
 def console_of(console_on: Open, nodes: Nodes, shard: int, **options: Any) -> Console:
     """The console of the daemon that leads a shard."""
-    one = next(one for one in nodes["a"].nodes()["shards"] if one["shard"] == shard)
+    one = next(entry for entry in nodes["a"].nodes()["shards"] if entry["shard"] == shard)
     return console_on(SimpleNamespace(http=one["http"]), **options)
 
 
@@ -68,25 +68,25 @@ NODES, SHARDS = "Nodes that share the shards", "Shards"
 def test_nodes_show_their_shards(console_on: Open, settled: Nodes) -> None:
     page = console_of(console_on, settled, HERE).open("nodes")
     listing = settled["a"].nodes()
-    for one in listing["nodes"]:
-        shown = row(page, NODES, one["node"])
-        assert one["http"] == settled[one["node"]].http
-        expect(shown.get_by_role("link")).to_have_attribute("href", f"{one['http']}/")
-        for text in ("serves", one["address"], one["version"]):
+    for node in listing["nodes"]:
+        shown = row(page, NODES, node["node"])
+        assert node["http"] == settled[node["node"]].http
+        expect(shown.get_by_role("link")).to_have_attribute("href", f"{node['http']}/")
+        for text in ("serves", node["address"], node["version"]):
             expect(shown).to_contain_text(text)
-        led = [shard for shard, name in BELONGS.items() if name == one["node"]]
+        led = [shard for shard, name in BELONGS.items() if name == node["node"]]
         expect(shown.locator("td.number").first).to_have_text(str(len(led)))
-    for one in listing["shards"]:
-        shown = row(page, SHARDS, one["shard"])
-        expect(shown).to_contain_text(one["address"])
-        expect(shown.locator("td.name").first).to_have_text(BELONGS[one["shard"]])
-        if one["shard"] == HERE:
+    for entry in listing["shards"]:
+        shown = row(page, SHARDS, entry["shard"])
+        expect(shown).to_contain_text(entry["address"])
+        expect(shown.locator("td.name").first).to_have_text(BELONGS[entry["shard"]])
+        if entry["shard"] == HERE:
             expect(shown).to_contain_text("this one")
             continue
-        there = f"{one['http']}/console/"
+        there = f"{entry['http']}/console/"
         expect(shown.get_by_role("link")).to_have_attribute("href", f"{there}#/nodes")
-        other = console_on(SimpleNamespace(http=one["http"])).open("nodes")
-        expect(row(other, SHARDS, one["shard"])).to_contain_text("this one")
+        other = console_on(SimpleNamespace(http=entry["http"])).open("nodes")
+        expect(row(other, SHARDS, entry["shard"])).to_contain_text("this one")
     expect(page.locator("main")).to_contain_text(f"Node a, shard {HERE}")
     expect(page.get_by_role("heading", name="All nodes on this store")).to_have_count(0)
 
@@ -172,7 +172,7 @@ def test_the_nodes_view_is_accessible(
     )
     assert width <= inside and right <= size["width"]
     found += page.evaluate("axe.run(document.querySelector('dialog'))")["violations"]
-    assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
+    assert [item["id"] for item in found if item["impact"] in ("serious", "critical")] == []
     page.keyboard.press("Escape")
     dialog.wait_for(state="detached")
     expect(button).to_be_focused()

@@ -196,7 +196,7 @@ def test_another_origin_cannot_use_the_cookie(
             }""",
             [daemon.http, task],
         )
-        assert any(f"/v1/tasks/{task}/run" in one for one in sent)
+        assert any(f"/v1/tasks/{task}/run" in item for item in sent)
         found = ask(daemon, "GET", f"/v1/tasks/{task}", token=admin)[1]
         assert found["state"] == "scheduled"
         assert ask(daemon, "GET", "/v1/topics/csrf", token=admin)[1]["groups"] == {}

@@ -538,8 +538,8 @@ def test_selected_tasks_are_rescheduled_run_and_cancelled(
     make_group(shop, topic)
     ids = enqueue(shop, topic, 6, delay_ms=HOUR_MS)
     page = console.open(f"tasks?topic={topic}")
-    for one in ids[:2]:
-        page.get_by_label(f"Choose {one}").check()
+    for task_id in ids[:2]:
+        page.get_by_label(f"Choose {task_id}").check()
     page.get_by_role("button", name="Reschedule …").click()
     page.get_by_label("Delay").fill("2h")
     assert "2 tasks" in console.confirm("Reschedule")
@@ -586,7 +586,9 @@ def test_all_matching_tasks_are_rescheduled_run_and_cancelled(
     expect(page.locator(".facts .state")).to_have_text("done")
     expect(page.locator(".facts")).to_contain_text("Not done: in flight\n1", use_inner_text=True)
     after = get(shop, f"/v1/tasks?{wanted}&state=scheduled&limit=1000")["tasks"]
-    assert [one["due_ms"] for one in after] == [one["due_ms"] + 2 * HOUR_MS for one in before]
+    assert [entry["due_ms"] for entry in after] == [
+        entry["due_ms"] + 2 * HOUR_MS for entry in before
+    ]
     page = console.open(f"tasks?{wanted}")
     page.get_by_role("button", name="Cancel all matching …").click()
     page.get_by_label("Type cancel").fill("cancel")
@@ -619,8 +621,8 @@ def test_a_task_has_a_timeline(console: Console, shop: Daemon, topic: str) -> No
     make_group(shop, topic)
     body = '{"order": 42, "lines": [1, 2]}'
     [task] = [
-        one["id"]
-        for one in post(
+        row["id"]
+        for row in post(
             shop,
             "/v1/tasks",
             {"tasks": [{"topic": topic, "body": body, "key": "k", "properties": {"region": "eu"}}]},
@@ -694,8 +696,8 @@ def test_dead_letters_among_selected_tasks_are_not_run(
 
 def test_bytes_are_shown_as_bytes(console: Console, shop: Daemon, topic: str) -> None:
     [task] = [
-        one["id"]
-        for one in post(
+        row["id"]
+        for row in post(
             shop,
             "/v1/tasks",
             {"tasks": [{"topic": topic, "body_base64": "AP8BAg==", "delay_ms": HOUR_MS}]},
@@ -721,7 +723,7 @@ def test_a_packed_body_is_unpacked_or_the_reason_shown(
 ) -> None:
     given = {"topic": topic, "encoding": encoding, "delay_ms": HOUR_MS}
     given["body_base64"] = base64.b64encode(body).decode()
-    [task] = [one["id"] for one in post(shop, "/v1/tasks", {"tasks": [given]})["tasks"]]
+    [task] = [row["id"] for row in post(shop, "/v1/tasks", {"tasks": [given]})["tasks"]]
     page = console.open(f"task/{task}")
     expect(page.locator(".content")).to_contain_text(content)
     expect(page.locator("main")).to_contain_text(f"Body, {title}" if title[0].isdigit() else title)

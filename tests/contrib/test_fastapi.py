@@ -111,14 +111,14 @@ def test_a_plain_endpoint_gets_a_blocking_client(running: Daemon) -> None:
 
     @app.delete("/orders/{number}")
     def drop(number: int, tickwheel: SyncTickwheelClient) -> list[str]:
-        return [one.status for one in tickwheel.cancel(topic="orders.plain", key=f"{number}")]
+        return [item.status for item in tickwheel.cancel(topic="orders.plain", key=f"{number}")]
 
     with TestClient(app) as http:
-        threads = {one.name for one in threading.enumerate()}
+        threads = {item.name for item in threading.enumerate()}
         assert http.post("/orders/41").json() == ["orders.plain", "orders.typed"]
         assert http.delete("/orders/41").json() == ["cancelled"]
         assert http.delete("/orders/41").json() == ["already_cancelled"]
-        assert "tickwheel-client" not in {one.name for one in threading.enumerate()} - threads
+        assert "tickwheel-client" not in {item.name for item in threading.enumerate()} - threads
     with pytest.raises(ClientClosed):
         kept[0].enqueue("orders.plain", b"x")
 

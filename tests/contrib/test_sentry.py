@@ -147,7 +147,7 @@ def test_each_attempt_has_its_own_scope() -> None:
     )
     assert [event["message"] for event in found] == ["said by the handler"] * 2
     assert [tags(event) for event in found] == [["async", "default", "1"], ["plain", "shop", "1"]]
-    crumbs = [[one["message"] for one in event["breadcrumbs"]["values"]] for event in found]
+    crumbs = [[value["message"] for value in event["breadcrumbs"]["values"]] for event in found]
     assert crumbs == [["crumb of 2"], ["crumb of 3"]]
 
 
@@ -192,7 +192,7 @@ def test_messages_of_encrypted_tasks_errors_are_not_sent(tmp_path: Path) -> None
     assert SECRET in json.dumps(sent(task))
     found = sent(task, TICKWHEEL_KEYS_FILE=str(keys))
     errors = [event["exception"]["values"] for kind, event in found if kind == "event"]
-    assert [[one["type"] for one in values] for values in errors] == [
+    assert [[value["type"] for value in values] for values in errors] == [
         ["KeyError", "ValueError"]
     ] * 2
     assert SECRET not in json.dumps(found)

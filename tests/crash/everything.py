@@ -254,7 +254,7 @@ class Scene:
                     if transaction.state in ("open", "parked"):
                         await client.rollback_transaction(transaction.id)
                 # A reset that is slow makes tasks when nothing else is left.
-                making = [one async for one in client.list_bulk(state="running")]
+                making = [item async for item in client.list_bulk(state="running")]
                 stats = (await client.stats()).raw
                 for topic, found in stats["topics"].items():
                     for group, counts in found["groups"].items():

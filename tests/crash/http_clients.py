@@ -298,25 +298,25 @@ class HttpConsumer:
             self._journal.odd.append(f"a pull was answered {answer}")
 
     async def _note(self, found: list[dict[str, Any]], since_ms: int) -> None:
-        for one in found:
-            receipt = read_receipt(one["receipt"], "receipt")
+        for row in found:
+            receipt = read_receipt(row["receipt"], "receipt")
             self._journal.delivered.append(
                 Delivered(
-                    int(one["id"]),
+                    int(row["id"]),
                     self._group,
-                    one["body"],
+                    row["body"],
                     receipt.epoch,
-                    one["attempt"],
-                    one["due_ms"],
-                    one["delivered_ms"],
+                    row["attempt"],
+                    row["due_ms"],
+                    row["delivered_ms"],
                     now_ms(),
                     NO_CONNECTION,
                     Link.order(),
                     since_ms,
-                    priority=one.get("priority", 0),
+                    priority=row.get("priority", 0),
                 )
             )
-            await self._treat(one["receipt"])
+            await self._treat(row["receipt"])
 
     async def _treat(self, receipt: str) -> None:
         dice = self._rnd.random()
@@ -417,6 +417,6 @@ class HttpStreamer(HttpConsumer):
         if data is None:
             raise Lost("the stream ended")
         found = [json.loads(line) for line in data.splitlines() if line]
-        if any("error" in one for one in found):
+        if any("error" in item for item in found):
             raise Lost(f"the stream was ended: {found[-1]}")
         await self._note(found, since_ms)

@@ -250,13 +250,13 @@ class Meddler:
     async def _delete_topic(self, topic: str, group: str) -> None:
         if topic == self._scene.keeper[0] or self._rnd.random() < 0.5:
             return
-        for one in GROUPS:
-            self._witness.new_life(topic, one)
+        for item in GROUPS:
+            self._witness.new_life(topic, item)
         try:
             await self._client.delete_topic(topic, force=True)
         finally:
-            for one in GROUPS:
-                self._witness.new_life(topic, one)
+            for item in GROUPS:
+                self._witness.new_life(topic, item)
 
     async def _schedule(self, topic: str, group: str) -> None:
         rnd, name = self._rnd, self._rnd.choice(SCHEDULES)

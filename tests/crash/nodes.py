@@ -431,7 +431,7 @@ class NodeFaults:
                     return
                 await rest(POLL_S)
 
-        await asyncio.gather(*(well(*one) for one in enumerate(self._probes)))
+        await asyncio.gather(*(well(*item) for item in enumerate(self._probes)))
         self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
 
     async def _works(self, shard: int, probe: Probe) -> bool:

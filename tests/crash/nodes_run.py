@@ -157,7 +157,7 @@ class NodesRun(Run):
         self.problems += self._too_silent()
         judged = judge(self.havoc_on_nodes.timeline, self._beats(), self._bounds())
         self._gaps = list(verdicts(self.havoc_on_nodes.timeline, judged))
-        if self.options.judge_gaps and any(one.broken for one in judged):
+        if self.options.judge_gaps and any(item.broken for item in judged):
             self.problems.append("a shard was silent for too long: see the gaps")
 
     # --- the beginning -------------------------------------------------------------------------

@@ -151,7 +151,7 @@ class Ordering(Workload):
         return bool(self.answered)
 
     def text(self) -> str:
-        again = len(self.seen) - len({(one.id, one.group) for one in self.seen})
+        again = len(self.seen) - len({(item.id, item.group) for item in self.seen})
         return (
             f"with order keys: tasks {len(self.answered)}, deliveries {len(self.seen)} ({again}"
             f" repeated), ends sent {len(self.sent)}"
@@ -160,10 +160,10 @@ class Ordering(Workload):
     def judge(self) -> list[str]:
         delivered = {
             group: {
-                one.token
+                item.token
                 for journal in self.plan.journals
-                for one in journal.delivered
-                if one.group == group and one.token.startswith(f"{TOPIC}/")
+                for item in journal.delivered
+                if item.group == group and item.token.startswith(f"{TOPIC}/")
             }
             for group in GROUPS
         }
@@ -174,14 +174,14 @@ class Ordering(Workload):
         ]
         for group in GROUPS:
             found += judge_order(
-                [one for one in self.seen if one.group == group],
-                [one for one in self.sent if one.group == group],
+                [item for item in self.seen if item.group == group],
+                [item for item in self.sent if item.group == group],
             )
         for shard in range(self.plan.shards):  # each has limits of its own
             shared = [
-                one
-                for one in self.seen
-                if one.group == SHARED and self.plan.shard_of_id(one.id) == shard
+                item
+                for item in self.seen
+                if item.group == SHARED and self.plan.shard_of_id(item.id) == shard
             ]
             found += judge_shares(shared, self.sent, self.closed_ms, LIMIT_EACH, LEASE_MS)
         if not self.answered or len(self.seen) <= len(self.answered):
@@ -221,8 +221,8 @@ class _Consumer(RoughConsumer):
     ) -> None:
         before = len(self._journal.delivered)
         super()._note(link, epoch, delivered_ms, items)
-        for one in self._journal.delivered[before:]:
-            self._all.note(self._group, one)
+        for item in self._journal.delivered[before:]:
+            self._all.note(self._group, item)
 
     async def _by_receipt(self, link: Link, kind: T, receipt: Receipt, *more: int) -> None:
         if kind is T.RELEASE:
@@ -266,19 +266,19 @@ def _judge_key(
     """By task, its last delivery so far; the tasks in the order in which they came first."""
     began_ms = 0
     """The newest of them, by the daemon's clock: what it wrote before may be read after it."""
-    for one in seen:
-        if one.id in last:
+    for task in seen:
+        if task.id in last:
             newest = last[next(reversed(last))]
-            is_over = (newest.due_ms, newest.id) > (one.due_ms, one.id)
-            if is_over and one.id not in rejected and one.delivered_ms >= began_ms:
-                wrong.append(f"again, after a later one of its key: {one}")
-            last[one.id] = max(last[one.id], one, key=lambda known: (known.epoch, known.attempt))
+            is_over = (newest.due_ms, newest.id) > (task.due_ms, task.id)
+            if is_over and task.id not in rejected and task.delivered_ms >= began_ms:
+                wrong.append(f"again, after a later one of its key: {task}")
+            last[task.id] = max(last[task.id], task, key=lambda known: (known.epoch, known.attempt))
             continue
         before = last[next(reversed(last))] if last else None
         if before is not None:
-            is_earlier = (before.due_ms, before.id) > (one.due_ms, one.id)
+            is_earlier = (before.due_ms, before.id) > (task.due_ms, task.id)
             if is_earlier:
-                wrong.append(f"out of order: {one} came after {before}")
+                wrong.append(f"out of order: {task} came after {before}")
             # One that was given back comes again, behind those that are due before it.
             of_before = [
                 end
@@ -286,12 +286,13 @@ def _judge_key(
                 if is_earlier or end.kind in ("ack", "reject")
             ]
             if before.id not in rejected and not any(
-                end.order < one.order and (end.epoch, end.attempt) == (before.epoch, before.attempt)
+                end.order < task.order
+                and (end.epoch, end.attempt) == (before.epoch, before.attempt)
                 for end in of_before
             ):
-                text = f"two at a time: {one} came before the end of {before}"
+                text = f"two at a time: {task} came before the end of {before}"
                 wrong.append(f"{text}; sent were {of_before}")
-        last[one.id], began_ms = one, one.delivered_ms
+        last[task.id], began_ms = task, task.delivered_ms
     return wrong
 
 

@@ -153,7 +153,7 @@ class Recurring(Workload):
             life.fired = {run["planned_ms"]: run["id"] for run in fired}
 
     def text(self) -> str:
-        tasks = len({one.id for one in self._occurred})
+        tasks = len({task.id for task in self._occurred})
         runs = sum(life.runs for life in self.lives)
         return f"schedules {len(self.lives)}, runs {runs}, tasks of them {tasks}"
 
@@ -164,7 +164,7 @@ class Recurring(Workload):
     @property
     def _occurred(self) -> list[Occurred]:
         """A schedule is in one shard, and so is its consumer."""
-        return [one for consumer in self.consumers for one in consumer.occurred]
+        return [item for consumer in self.consumers for item in consumer.occurred]
 
 
 class Occurrences(RoughConsumer):
@@ -196,8 +196,8 @@ def judge(
 ) -> list[str]:
     """Which occurrences were missed, doubled or out of their time, and which runs were lost."""
     by_name: dict[str, list[Occurred]] = defaultdict(list)
-    for one in occurred:
-        by_name[one.name].append(one)
+    for item in occurred:
+        by_name[item.name].append(item)
     wrong: list[str] = []
     for life in lives:
         wrong += _judge_one(life, by_name.pop(life.asked.name, []), requeued)
@@ -207,17 +207,17 @@ def judge(
 def _judge_one(life: Life, came: list[Occurred], requeued: Collection[int]) -> list[str]:
     asked, name = life.asked, life.asked.name
     ids: dict[int, set[int]] = defaultdict(set)
-    for one in came:
-        ids[one.planned_ms].add(one.id)
+    for item in came:
+        ids[item.planned_ms].add(item.id)
     wrong = [
         f"doubled: {name} at {planned_ms} is several tasks: {sorted(found)}"
         for planned_ms, found in sorted(ids.items())
         if len(found) > 1
     ]
     wrong += [
-        f"early: {name} at {one.planned_ms} was due at {one.due_ms}"
-        for one in came
-        if one.due_ms < one.planned_ms
+        f"early: {name} at {task.planned_ms} was due at {task.due_ms}"
+        for task in came
+        if task.due_ms < task.planned_ms
     ]
     decided = _decided(life, ids)
     wrong += [f"unplanned: {name} at {ms}" for ms in sorted(ids.keys() - set(decided))]

@@ -194,6 +194,6 @@ def _is_same(before: Frame, frame: Frame) -> bool:
     """The moments that were chosen for tasks which have ended by now are forgotten."""
     if frame[:2] != before[:2] or frame[0] != FrameType.OK or len(frame[2]) == 2:
         return bool(frame[:3] == before[:3])
-    first, again = (one[2][2]["dues_ms"] for one in (before, frame))
+    first, again = (row[2][2]["dues_ms"] for row in (before, frame))
     dues_are_same = all(two in (None, one) for one, two in zip(first, again, strict=True))
     return bool(frame[2][:2] == before[2][:2] and dues_are_same)

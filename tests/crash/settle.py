@@ -100,8 +100,8 @@ class Settler:
         while self.unconfirmed:
             shard = self._plan.shard_of_id(self.unconfirmed[0].id)
             link = await self._plan.link(Numbers(), shard)
-            again = [one for one in self.unconfirmed if self._plan.shard_of_id(one.id) == shard]
-            others = [one for one in self.unconfirmed if self._plan.shard_of_id(one.id) != shard]
+            again = [task for task in self.unconfirmed if self._plan.shard_of_id(task.id) == shard]
+            others = [task for task in self.unconfirmed if self._plan.shard_of_id(task.id) != shard]
             self.unconfirmed = others
             self._sent_before.update(again)
             try:

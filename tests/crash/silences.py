@@ -201,7 +201,7 @@ class Judged:
 
     @property
     def broken(self) -> list[tuple[Silence, Window]]:
-        return [one for one in self.alone if one[0].seconds >= self.bound.seconds]
+        return [row for row in self.alone if row[0].seconds >= self.bound.seconds]
 
 
 def judge(
@@ -239,19 +239,19 @@ def verdicts(timeline: Timeline, judged: Sequence[Judged]) -> Iterator[str]:
     def shown(silence: Silence, window: Window) -> str:
         return f"{silence}, by {window.kind} ({timeline.during(window, silence)})"
 
-    for one in judged:
-        bound, broken = one.bound, sorted(one.broken, reverse=True, key=lambda pair: pair[0])
+    for item in judged:
+        bound, broken = item.bound, sorted(item.broken, reverse=True, key=lambda pair: pair[0])
         what = f"gap of {bound.name}, < {bound.seconds:g} s ({', '.join(bound.kinds)})"
-        if not one.alone:
+        if not item.alone:
             yield f"{what}: nothing to judge, no such fault was alone"
         elif not broken:
-            longest = max(one.alone, key=lambda pair: pair[0])
-            yield f"{what}: held by {len(one.alone)} faults, longest {shown(*longest)}"
+            longest = max(item.alone, key=lambda pair: pair[0])
+            yield f"{what}: held by {len(item.alone)} faults, longest {shown(*longest)}"
         else:
             over_s = broken[0][0].seconds - bound.seconds
-            yield f"{what}: broken by {over_s:.2f} s, by {len(broken)} of {len(one.alone)} faults"
+            yield f"{what}: broken by {over_s:.2f} s, by {len(broken)} of {len(item.alone)} faults"
             yield from (f"  broken: {shown(*pair)}" for pair in broken[:SHOWN_MAX])
-        for silence, window in sorted(one.mixed, reverse=True, key=lambda pair: pair[0])[
+        for silence, window in sorted(item.mixed, reverse=True, key=lambda pair: pair[0])[
             :SHOWN_MAX
         ]:
             beside = ", ".join(timeline.beside(window, silence))

@@ -169,8 +169,8 @@ def test_an_update_and_its_drop_in_one_batch_leave_no_row(make: Callable[..., Da
         move = (int(FrameType.RESCHEDULE), moves, ids, {"delay_ms": 2 * FAR_MS})
         raw.send_bytes(encode(move) + encode((int(FrameType.CANCEL), cancels, ids)))
         raw.request = cancels
-        assert {one[1] for one in raw.answer(moves)[2]} == {"scheduled"}
-        assert {one[1] for one in raw.answer(cancels)[2]} == {"cancelled"}
+        assert {row[1] for row in raw.answer(moves)[2]} == {"scheduled"}
+        assert {row[1] for row in raw.answer(cancels)[2]} == {"cancelled"}
     daemon.restart()
     with Raw(daemon.port) as raw:
         assert {task["state"] for task in raw.call(FrameType.LOOKUP, ids)[2]} == {"cancelled"}
@@ -188,7 +188,7 @@ def test_moved_tasks_keep_their_bodies_and_new_times_over_a_kill(
         ids = raw.enqueue(*[("t", b"%d" % n, FAR_MS) for n in range(300)])[2][1]
         for delay_ms, some in ((2 * FAR_MS, ids[::3]), (3 * FAR_MS, ids[::6]), (0, ids[1::30])):
             moves = raw.call(FrameType.RESCHEDULE, some, {"delay_ms": delay_ms})
-            assert {one[1] for one in moves[2]} == {"scheduled"}
+            assert {move[1] for move in moves[2]} == {"scheduled"}
         before = raw.call(FrameType.LOOKUP, ids)[2]
         assert [task["body"] for task in before] == [b"%d" % n for n in range(300)]
     daemon.restart()

@@ -33,7 +33,7 @@ async def test_all_promises_hold_over_shards(tmp_path: Path, kills: int) -> None
     assert isinstance(run.havoc.victim, ShardKiller)
     assert run.havoc.victim.done[SHARD] == kills
     assert run.havoc.victim.done[PARENT] == kills // PARENT_EVERY
-    shards = {one.id % ID_STEP for journal in run.plan.journals for one in journal.finished}
+    shards = {task.id % ID_STEP for journal in run.plan.journals for task in journal.finished}
     assert shards == {0, 1}
 
 

@@ -109,11 +109,11 @@ async def test_doors_shut_and_swallow_and_let_clients_in_again() -> None:
 
     clients = [await asyncio.open_connection("127.0.0.1", row + i) for i in (0, 1)]
     try:
-        assert [await echoed(one) for one in clients] == [b"said\n"] * 2
+        assert [await echoed(item) for item in clients] == [b"said\n"] * 2
         await doors.shut(row, 0.2)
-        for one in clients:
+        for item in clients:
             with pytest.raises(ConnectionError):
-                await echoed(one)
+                await echoed(item)
         clients.append(again := await asyncio.open_connection("127.0.0.1", row))
         assert await echoed(again) == b"said\n"
 
@@ -146,13 +146,13 @@ def beats(*came: int, away: tuple[int, int] = (0, 0)) -> list[Beat]:
     between the two moments ``away``, and all of it at the second one. ``came``: of no beat."""
     first, last = away
     due = range(0, 10_001, 100)
-    found = [Beat(last if first < one < last else one, one) for one in due]
-    return sorted([*found, *(Beat(one, AGAIN) for one in came)])
+    found = [Beat(last if first < item < last else item, item) for item in due]
+    return sorted([*found, *(Beat(item, AGAIN) for item in came)])
 
 
 def longest(of_shard: Sequence[Beat], began_ms: int = 0, next_ms: int = AGAIN) -> tuple[int, int]:
     found = silences(of_shard, 0, began_ms, next_ms)
-    return max(((one.until_ms - one.since_ms, one.since_ms) for one in found), default=(0, 0))
+    return max(((item.until_ms - item.since_ms, item.since_ms) for item in found), default=(0, 0))
 
 
 def test_a_silence_begins_at_a_missing_beat() -> None:
@@ -184,7 +184,7 @@ def test_a_silence_after_the_last_fault_belongs_to_none() -> None:
         timeline = Timeline([kill], over_ms)
         ((_, next_ms),) = timeline.ends()
         found = of_fault(silent, kill, next_ms)
-        assert max((one.seconds for one in found), default=0.0) == seconds
+        assert max((item.seconds for item in found), default=0.0) == seconds
 
 
 def judged(windows: Sequence[Window], *shards: Sequence[Beat]) -> tuple[Judged, str]:

@@ -599,11 +599,11 @@ class Run:
             await rest(2 * DRAIN_LEASE_MS / 1_000)
         ids = {task["id"] for task in listed}
         for journal in self.plan.journals:
-            came = [one for one in journal.delivered if one.id in ids][-LEFT_SHOWN:]
-            self.problems += [f"left: {journal.client} got {one}" for one in came]
+            came = [item for item in journal.delivered if item.id in ids][-LEFT_SHOWN:]
+            self.problems += [f"left: {journal.client} got {item}" for item in came]
             told = [(word, receipt) for receipt, word in journal.vain if receipt.id in ids]
             self.problems += [
-                f"left: {journal.client} was told {one}" for one in told[-LEFT_SHOWN:]
+                f"left: {journal.client} was told {item}" for item in told[-LEFT_SHOWN:]
             ]
         consumers = (await caller.ask(FrameType.CONSUMER_LIST, {}))[2]["consumers"]
         self.problems += [f"connected: {consumer}" for consumer in consumers]

@@ -245,12 +245,12 @@ class Transacting(Workload):
             page = (await self.caller.get(T.TRANSACTION_LIST, {"limit": 1_000}))["transactions"]
             if not page:
                 return
-            for one in page:
-                if one["state"] == "parked":
+            for row in page:
+                if row["state"] == "parked":
                     self.by_operator += 1
-                    decision = self.ledger.decide(one["id"], "rollback")
+                    decision = self.ledger.decide(row["id"], "rollback")
                     kind = T.COMMIT if decision == "commit" else T.ROLLBACK
-                    await self.caller.get(kind, one["id"])
+                    await self.caller.get(kind, row["id"])
             await rest(AGAIN_S)
 
     async def look(self) -> None:
@@ -272,10 +272,10 @@ class Transacting(Workload):
 
     def judge(self) -> list[str]:
         delivered = [
-            one.token
+            item.token
             for journal in self.plan.journals
-            for one in journal.delivered
-            if one.token.startswith("deal-")
+            for item in journal.delivered
+            if item.token.startswith("deal-")
         ]
         found = judge(self.deals.values(), self.ledger.decisions, delivered)
         if not self.shows_enough:

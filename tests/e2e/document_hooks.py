@@ -86,9 +86,9 @@ def _make_ours(case: Any) -> None:
     if case.path_parameters and "topic" in case.path_parameters:
         case.path_parameters["topic"] = OURS
     body = case.body if isinstance(case.body, dict) else {}
-    for one in (body, *(body.get("tasks") or ())):
-        if isinstance(one, dict) and "topic" in one:
-            one["topic"] = OURS
+    for row in (body, *(body.get("tasks") or ())):
+        if isinstance(row, dict) and "topic" in row:
+            row["topic"] = OURS
 
 
 @schemathesis.hook

@@ -20,7 +20,7 @@ def stores(*wanted: str, usual: int = 1) -> list[Any]:
     """Parameters: ``make test`` has the first store, or ``usual`` of them, ``make test-full`` all.
     Whatever a feature keeps comes back alike from each: the conformance suite and the models of
     ``tests/persistence`` ask every store and driver all that a daemon does."""
-    others = (pytest.param(one, marks=pytest.mark.slow) for one in wanted[usual:])
+    others = (pytest.param(item, marks=pytest.mark.slow) for item in wanted[usual:])
     return [*wanted[:usual], *others]
 
 

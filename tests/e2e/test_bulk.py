@@ -67,8 +67,8 @@ async def test_the_client_runs_every_bulk_verb(client: Client, topic: str) -> No
     assert (await client.wait_bulk(moved.id)).changed == 11
     moved = await client.run_now(topic=topic, filter={"due_from": later, "state": "scheduled"})
     assert (await client.wait_bulk(moved.id)).changed == 11
-    found = [one async for one in client.list_bulk(topic=topic, state="done", limit=3)]
-    assert [one.kind for one in found] == ["run_now", "reschedule", "reschedule"]
+    found = [item async for item in client.list_bulk(topic=topic, state="done", limit=3)]
+    assert [item.kind for item in found] == ["run_now", "reschedule", "reschedule"]
     slow = await client.cancel(topic=topic, filter={}, rate=0.01)
     with pytest.raises(SendTimeout, match="still running"):
         await client.wait_bulk(slow.id, timeout=0.1)
@@ -107,7 +107,7 @@ def test_the_synchronous_client_runs_bulk_verbs(running: Daemon) -> None:
         assert client.preview_bulk("cancel", "sync", {}).matched == 3
         bulk = client.wait_bulk(client.cancel(topic="sync", filter={}).id, timeout=20)
         assert (bulk.state, bulk.changed) == ("done", 3)
-        assert [one.id for one in client.list_bulk(topic="sync")] == [bulk.id]
+        assert [task.id for task in client.list_bulk(topic="sync")] == [bulk.id]
 
 
 async def test_a_bulk_resumes_after_kills(killed: Daemon) -> None:
@@ -206,7 +206,7 @@ def test_commands_run_bulk_operations(running: Daemon) -> None:
     assert (bulk["state"], bulk["changed"], bulk["selection"]) == ("done", 2, {"where": "n > 1"})
     slow = cli.one("cancel", topic, "--all", "--yes", "--rate", "0.01")["id"]
     assert cli.one("bulk", "cancel", slow)["state"] == "cancelled"
-    assert [one["id"] for one in cli.json("bulk", "--topic", "cli", "--limit", "1")] == [slow]
+    assert [row["id"] for row in cli.json("bulk", "--topic", "cli", "--limit", "1")] == [slow]
     assert "cancelled" in cli.run("bulk", "show", slow).stdout.decode()
     listed = cli.run("bulk", "list", "--state", "done").stdout.decode()
     assert bulk["id"] in listed and slow not in listed
@@ -229,11 +229,11 @@ def test_tasks_are_spread_by_command_and_synchronous_client(running: Daemon) -> 
         assert [outcome.status for outcome in moved] == ["scheduled"] * 40
         assert len({outcome.due_ms for outcome in moved}) == 40
         assert client.spread(ids[0], within=5).status == "scheduled"
-        assert [one.id for one in client.spread_many(ids[:2], within=5)] == ids[:2]
+        assert [item.id for item in client.spread_many(ids[:2], within=5)] == ids[:2]
     said = cli.json(
         "reschedule", str(ids[0]), str(ids[1]), "--spread", "5s", "--at", nine.isoformat()
     )
-    assert [one["status"] for one in said] == ["scheduled"] * 2
+    assert [entry["status"] for entry in said] == ["scheduled"] * 2
     tried = cli.one("reschedule", topic, "--all", "--spread", "20s", "--dry-run")
     assert (tried["matched"], tried["would_change"]) == (40, 40)
     said = cli.fails(2, "reschedule", topic, "--all", "--spread", "20s", "--delay", "1h")

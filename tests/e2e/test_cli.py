@@ -250,7 +250,7 @@ def test_reading_commands_change_no_state(make_daemon: Make, tmp_path: Path, sha
             assert owned(client) == before, name
         for said in ("subscribe unowned --no-ack --max 2", "peek unowned --follow --limit 2"):
             answer = cli.json(*said.split())
-            assert sorted(one["body"] for one in answer) == ["due 0", "due 1"]
+            assert sorted(entry["body"] for entry in answer) == ["due 0", "due 1"]
             assert owned(client) == before, said
         # Nobody owns them yet: the worker that comes first gets all.
         assert len(client.pull("unowned", group="shop", max=2, wait=TIMEOUT_S)) > 0
@@ -279,7 +279,7 @@ def test_look_follow_prints_due_tasks(cli: Cli) -> None:
     cli.run("enqueue", "orders", "soon", "--delay", "2s", "--key", "a")
     cli.run("enqueue", "orders", "other", "--delay", "1s", "--key", "b")
     answer = cli.json("peek", "orders", "--follow", "--limit", "2", "--key", "a")
-    assert [one["body"] for one in answer] == ["now", "soon"]
+    assert [entry["body"] for entry in answer] == ["now", "soon"]
     assert cli.one("stats")["topics"]["orders"]["groups"] == {}
 
 

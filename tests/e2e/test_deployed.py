@@ -155,8 +155,8 @@ def _metrics_have_what_the_scaling_asks_for(leader: Daemon) -> None:
     queries = [trigger["metadata"]["query"] for trigger in the("ScaledObject")["spec"]["triggers"]]
     named = [found for query in queries for found in re.findall(r"tickwheel_\w+\{[^}]*\}", query)]
     assert len(named) == 4
-    for one in named:
-        assert f"\n{one} " in series, one
+    for item in named:
+        assert f"\n{item} " in series, item
 
 
 # --- compose -------------------------------------------------------------------------------------

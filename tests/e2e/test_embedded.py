@@ -183,7 +183,7 @@ async def begin_client(store: str) -> None:
 
 
 def own_threads() -> list[threading.Thread]:
-    return [one for one in threading.enumerate() if one.name.startswith("tickw")]
+    return [item for item in threading.enumerate() if item.name.startswith("tickw")]
 
 
 STEPS = [*range(16), 20, 24, 32, 48, 64, 128, 256]

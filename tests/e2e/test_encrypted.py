@@ -162,8 +162,8 @@ def test_the_command_line_decrypts_with_its_keys(
     assert "undecodable" in said and "'2026-11', which this client does not have" in said
     monkeypatch.setenv("TICKWHEEL_KEYS_FILE", path)
     got = cli.json("subscribe", "t", "--max", "2" if "packed" not in said else "1")
-    assert '{"n": 1}' in [one["body"] for one in got]
-    assert all("aesgcm" not in one.get("encoding", "") for one in got)
+    assert '{"n": 1}' in [entry["body"] for entry in got]
+    assert all("aesgcm" not in item.get("encoding", "") for item in got)
     os.chmod(path, 0o644)
     assert "its mode must be 0600 or stricter, not 0644" in cli.fails(2, "show", sealed)
 
@@ -215,8 +215,8 @@ def test_a_key_rotation_reads_bodies_of_both_keys(
             deliveries: list[Delivery] = []
             while len(deliveries) < 2:
                 deliveries += await after.pull("t", wait=10)
-            assert [one.encrypted_with for one in deliveries] == ["2026-10", "2026-11"]
-            return [one.body for one in deliveries]
+            assert [delivery.encrypted_with for delivery in deliveries] == ["2026-10", "2026-11"]
+            return [delivery.body for delivery in deliveries]
 
     daemon = make_daemon()
     daemon.start()

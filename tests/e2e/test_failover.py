@@ -111,7 +111,7 @@ def test_a_standby_names_the_leaders_http_and_each_lists_both(
     assert active.http in problem["detail"]
     assert over_http(active, "/v1/topics")[0] == 200
     assert over_http(standby, "/readyz")[1]["active_http"] == active.http
-    answers = [over_http(one, f"/readyz{how}")[0] for one in pair for how in STANDBY_OK]
+    answers = [over_http(item, f"/readyz{how}")[0] for item in pair for how in STANDBY_OK]
     assert answers == [200, 200, 200, 503, 503, 200], "a standby is ready for who asks so, only"
     for daemon in pair:
         until(

@@ -167,8 +167,8 @@ async def test_find_returns_the_newest_task(running: Daemon, topic: str) -> None
         assert await client.find(topic, topic="none") is None
         assert await client.find(topic, not_after=started - timedelta(days=1)) is None
         listed = [task.id async for task in client.list_tasks(key=topic, newest_first=True)]
-        assert listed == [one.id for one in (first, *many)][::-1]
-        await client.cancel_many(one.id for one in many)
+        assert listed == [item.id for item in (first, *many)][::-1]
+        await client.cancel_many(item.id for item in many)
         found = await client.find(topic)
         assert found is not None and found.id == first.id
         await client.cancel(first.id)
@@ -186,14 +186,14 @@ async def test_tasks_are_addressed_by_topic_and_key(running: Daemon, topic: str)
         assert [task.id for task in await client.lookup(**named)] == [second.id, first.id]
         assert [task.body for task in await client.lookup(**named, newest=True)] == [b"2"]
         moved = await client.reschedule(**named, delay=2 * FAR)
-        assert [(one.id, one.status) for one in moved] == [
+        assert [(item.id, item.status) for item in moved] == [
             (first.id, "scheduled"), (second.id, "scheduled"),
         ]  # fmt: skip
         assert {task.due_ms for task in await client.lookup(**named)} == {moved[0].due_ms}
         await client.run_now(**named)
         async with client.subscribe(topic, prefetch=1) as deliveries:
             delivery = await anext(deliveries)
-            assert [one.status for one in await client.cancel(**named)] == [
+            assert [item.status for item in await client.cancel(**named)] == [
                 "in_flight",
                 "cancelled",
             ]
@@ -234,14 +234,16 @@ def test_commands_cancel_and_reschedule_by_key(running: Daemon, topic: str) -> N
         cli.one("enqueue", topic, text, "--key", KEY, "--delay", "1h")["id"] for text in "ab"
     )
     moved = cli.json("reschedule", *named, "--delay", "2h")
-    assert [(one["id"], one["status"]) for one in moved] == [
+    assert [(row["id"], row["status"]) for row in moved] == [
         (first, "scheduled"), (second, "scheduled"),
     ]  # fmt: skip
     assert cli.one("show", *named)["id"] == second
     said = cli.run("cancel", *named).stdout.decode()
     assert said.splitlines() == [f"{first}  cancelled", f"{second}  cancelled"]
     assert cli.json("cancel", *named) == [{"id": second, "status": "already_cancelled"}]
-    assert [one["status"] for one in cli.json("run-now", *named, expect=1)] == ["already_cancelled"]
+    assert [entry["status"] for entry in cli.json("run-now", *named, expect=1)] == [
+        "already_cancelled"
+    ]
     assert cli.json("cancel", "--topic", topic, "--key", "none", expect=4) == [
         {"id": None, "status": "unknown"}
     ]

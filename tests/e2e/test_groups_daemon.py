@@ -416,8 +416,8 @@ def test_a_broadcast_creates_no_group(daemon: Daemon) -> None:
         peer.sub(0, "t", None, broadcast=True)
         other.sub(0, "t", "", broadcast=True)
         (task_id,) = peer.put("t", b"1", key="k")
-        for one in (peer, other):
-            ((_, item),) = one.deliveries(1)
+        for element in (peer, other):
+            ((_, item),) = element.deliveries(1)
             assert (item[0], item[1], item[4]) == (task_id, 1, {"key": "k"})
         found = peer.topic("t")
         assert (found["broadcasters"], found["ready"], found["groups"]) == (2, 1, {})

@@ -97,12 +97,12 @@ def test_shards_are_listed_with_their_addresses(running: Whole) -> None:
     shards = running.heard("/v1/shards").json["shards"]
     said = [{name: shard[name] for name in ("url", "http", "pid")} for shard in shards]
     assert said == running.ready["shards"]
-    assert [(one["shard"], one["state"], one["restarts"]) for one in shards] == [
+    assert [(entry["shard"], entry["state"], entry["restarts"]) for entry in shards] == [
         (0, "ready", 0),
         (1, "ready", 0),
     ]
     now_ms = time.time() * 1000
-    assert all(0 < now_ms - one["since_ms"] < 600_000 for one in shards)
+    assert all(0 < now_ms - entry["since_ms"] < 600_000 for entry in shards)
 
 
 def test_the_start_page_links_the_consoles(running: Whole) -> None:
@@ -193,7 +193,7 @@ def test_a_killed_shard_is_named_and_the_others_serve(
     assert away["restarts"] > 0
     status = whole.get("/v1/status").json
     assert (status["state"], status["shard"]) == ("unreachable", 0)
-    assert [one["state"] for one in status["statuses"]] == ["ready", "unreachable"]
+    assert [entry["state"] for entry in status["statuses"]] == ["ready", "unreachable"]
     assert status["statuses"][1]["message"] in status["detail"]
     database.rmdir()
     database.with_suffix(".away").rename(database)

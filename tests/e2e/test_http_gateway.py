@@ -115,7 +115,7 @@ def test_a_frozen_shard_does_not_delay_the_others(make_daemon: MakeDaemon, tmp_p
         assert away.status in (502, 503, 504) and away.json["retryable"], away.body
         status = machine.ask("GET", "/v1/status").json
         assert status["state"] == "unreachable" and status["detail"].startswith("shard 1: ")
-        assert [one["reachable"] for one in status["statuses"]] == [True, False, True]
+        assert [entry["reachable"] for entry in status["statuses"]] == [True, False, True]
         assert machine.ask("GET", "/healthz").status == 200
     finally:
         os.kill(frozen, signal.SIGCONT)
@@ -152,7 +152,7 @@ def test_all_shards_are_restored_together(make_daemon: MakeDaemon, tmp_path: Pat
     found = ended(into="new.db")
     assert (found["state"], found["error"]) == ("done", None), found
     assert found["report"]["restored"] == 5
-    assert [one["report"]["restored"] for one in found["shards"]] == [2, 2, 1]
+    assert [entry["report"]["restored"] for entry in found["shards"]] == [2, 2, 1]
     files = [folder / f"shard-{n}" / f"new-shard-{n}.db" for n in range(COUNT)]
     assert all(file.is_file() for file in files)
     one = ended(into="one.db", ids=[since[1]])
@@ -207,7 +207,7 @@ def test_a_node_answers_for_tasks_of_the_other_node(server: RedisServer, tmp_pat
             assert ask(nodes[name].http, "GET", "/v1/stats").json["scheduled"] == 1
             status = ask(nodes[name].http, "GET", "/v1/status").json
             assert status["state"] == "ready", status
-            nodes_of = {one["shard"]: one["node"] for one in status["statuses"]}
+            nodes_of = {entry["shard"]: entry["node"] for entry in status["statuses"]}
             assert nodes_of == led_by
         assert len(ask(nodes["a"].http, "GET", "/v1/nodes").json["nodes"]) == 2
 
@@ -223,7 +223,7 @@ def test_names_are_unique_over_all_nodes(server: RedisServer, tmp_path: Path) ->
                     pool.submit(ask, nodes[name].http, method, path, body_of(key), **more)
                     for name, key in zip("ab", (key_in(0, 4), key_in(1, 4)), strict=True)
                 ]
-                return sorted(one.result().status for one in asked)
+                return sorted(item.result().status for item in asked)
 
         def of_transaction(key: str) -> Any:
             of = {"id": "x", "group": "g", "part": 1}
@@ -258,7 +258,7 @@ async def test_a_callback_reaches_a_moved_shard(server: RedisServer, tmp_path: P
                 await client.set_push("t", "g", endpoint.url, secrets=[SECRET], callback_lease=600)
                 sent = [await client.enqueue("t", b"x", key=key_in(shard, 4)) for _ in range(2)]
                 await endpoint.until_count(2)
-                urls = [one.headers["tickwheel-callback"] for one in endpoint.got]
+                urls = [item.headers["tickwheel-callback"] for item in endpoint.got]
                 assert all(url.startswith(nodes["b"].http + "/") for url in urls), urls
                 await client.move_shard(shard, "a")
                 await asyncio.to_thread(until, lambda: nodes.leaders("a")[shard] == "a")
@@ -267,7 +267,7 @@ async def test_a_callback_reaches_a_moved_shard(server: RedisServer, tmp_path: P
                     assert (await asyncio.to_thread(ask, url + "x", "POST", "", one)).status == 404
                     found = await asyncio.to_thread(ask, url, "POST", "", one)
                     assert (found.status, found.json["result"]) == (200, state), found.body
-                states = {(await client.lookup(one.id)).state for one in sent}
+                states = {(await client.lookup(task.id)).state for task in sent}
                 assert states == {"acked", "dead"}
         finally:
             nodes.__exit__()

@@ -71,9 +71,9 @@ def test_idle_connections_make_room_the_oldest_first(
         idle.append(connect(daemon))
         idle[-1].sendall(said)
     assert status(daemon, "/healthz") == 200
-    assert all(is_closed(one, SOON_S) for one in idle[: 3 * MAX])
-    for one in idle:
-        one.close()
+    assert all(is_closed(item, SOON_S) for item in idle[: 3 * MAX])
+    for item in idle:
+        item.close()
     assert "Traceback" not in daemon.log_text()
 
 
@@ -91,9 +91,9 @@ def test_a_connection_without_a_request_is_closed_in_time(
         assert busy.getresponse().read()
     lasting.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert lasting.recv(65_536).startswith(b"HTTP/1.1 200")
-    assert all(is_closed(one, SOON_S) for one in (silent, partial, lasting))
-    for one in (silent, partial, lasting, busy):
-        one.close()
+    assert all(is_closed(item, SOON_S) for item in (silent, partial, lasting))
+    for item in (silent, partial, lasting, busy):
+        item.close()
     assert status(daemon, "/healthz") == 200
 
 
@@ -150,8 +150,8 @@ def test_health_is_answered_during_long_pulls(
     with connect(daemon) as refused:
         refused.sendall(b"GET /v1/stats HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b'"code":"too_many_connections"' in answer(refused)
-    for one in (*waiting, *idle):
-        one.close()
+    for item in (*waiting, *idle):
+        item.close()
     until(lambda: status(daemon, "/v1/stats") == 200, SOON_S)
     assert "Traceback" not in daemon.log_text()
 
@@ -257,8 +257,8 @@ def test_ten_thousand_slow_connections_do_not_stop_the_others(
                 took_s = time.monotonic() - began_s
                 assert took_s < STANDS_STILL_S, f"{took_s:.1f} s with {number + 1} connections"
     finally:
-        for one in slow:
-            one.close()
+        for item in slow:
+            item.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     until(lambda: status(daemon, "/v1/stats") == 200, SOON_S)
     assert stats(daemon)["enqueued"] == count // 1_000

@@ -48,7 +48,7 @@ async def has_passed(due_s: float) -> None:
 async def blamed(daemon: Daemon, cause: Cause, count: int = 1) -> None:
     """``cause`` has been counted so often, and no other but what a busy machine adds; when the
     daemon is over, its history says the same."""
-    counts = {one: scraped(daemon)[f"{NAME} {one}"] for one in Cause}
+    counts = {item: scraped(daemon)[f"{NAME} {item}"] for item in Cause}
     busy = {Cause.LOOP_BUSY, Cause.STORE} - {cause}
     wanted = {cause: count} if count else {}
     assert {one: n for one, n in counts.items() if n and one not in busy} == wanted
@@ -57,7 +57,7 @@ async def blamed(daemon: Daemon, cause: Cause, count: int = 1) -> None:
     await taken_up(history)
     events = [e for e in read_all(history) if e["event"] == "delivered" and e["attempt"] == 1]
     causes = [e["cause"] for e in events if e["lateness_ms"] > LATE_MS]
-    assert [one for one in causes if one not in busy] == [cause.value] * count
+    assert [item for item in causes if item not in busy] == [cause.value] * count
     assert not any("cause" in e for e in events if e["lateness_ms"] <= LATE_MS)
 
 

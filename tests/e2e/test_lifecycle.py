@@ -285,5 +285,5 @@ def test_the_start_of_a_pause_survives_a_kill(make_daemon: MakeDaemon) -> None:
     with urllib.request.urlopen(f"{daemon.http}/metrics", timeout=60) as answer:  # noqa: S310  # our own address
         lines = answer.read().decode().splitlines()
     name = 'tickwheel_paused_seconds{topic="t",group="g"'
-    [line] = [one for one in lines if one.startswith(name)]
+    [line] = [item for item in lines if item.startswith(name)]
     assert 0 <= float(line.rpartition(" ")[2]) < 60

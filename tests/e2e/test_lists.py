@@ -132,7 +132,7 @@ def has_many(cli: Cli, *arguments: str) -> bool:
 
 def given(words: str, folder: Path) -> list[str]:
     places = {"TOKENS": str(folder / "tokens.json"), "HISTORY": str(folder / "history")}
-    return [*words.split(), *(places.get(one, one) for one in LISTS[words])]
+    return [*words.split(), *(places.get(item, item) for item in LISTS[words])]
 
 
 @pytest.mark.parametrize("words", LISTS)
@@ -194,11 +194,11 @@ async def test_dead_letters_and_history_have_the_failure_trace(
         worker.on("t", retry=Retry.none())(fails)
         running = asyncio.ensure_future(worker.run())
         task = await client.enqueue("t", b"x")
-        while not [one async for one in client.dead_list()]:
+        while not [item async for item in client.dead_list()]:
             await client.ping()
         worker.stop()
         await running
-        (letter,) = [one async for one in client.dead_list()]
+        (letter,) = [item async for item in client.dead_list()]
     cli, where = Cli(daemon), ", in fails\n"
     assert letter.reason == letter.failures[-1][2] == "KeyError: 'the_customer'"
     assert (where in letter.failures[-1][4]) == kept

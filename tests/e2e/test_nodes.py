@@ -120,7 +120,7 @@ def test_a_groups_rate_covers_all_shards(pair: Nodes) -> None:
                 await client.enqueue("t", b"x")
             async with client.subscribe("t", group="g") as deliveries:
                 found = [await soon(anext(deliveries)) for _ in range(SHARDS)]
-                assert {one.id % 1024 for one in found} == set(range(SHARDS))
+                assert {task.id % 1024 for task in found} == set(range(SHARDS))
                 with pytest.raises(TimeoutError):
                     # real time: nothing more may come
                     await asyncio.wait_for(anext(deliveries), 0.5)
@@ -193,7 +193,7 @@ def test_a_joining_node_gets_only_its_share(server: RedisServer, tmp_path: Path)
         stayed = [shard for shard, name in led_by.items() if name == "a"]
         ready = r"epoch=1 leases_kept=0 node=a .*ready=0 .*scheduled=0\b"
         assert len(re.findall(ready, log)) >= len(stayed)
-        assert {one["epoch"] for one in second.nodes()["shards"] if one["node"] == "a"} == {1}
+        assert {entry["epoch"] for entry in second.nodes()["shards"] if entry["node"] == "a"} == {1}
 
 
 def test_a_duplicate_node_address_is_logged(server: RedisServer, tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_a_frozen_node_is_fenced_and_gets_its_shards_back(pair: Nodes) -> None:
 
 
 def test_a_dead_registrar_does_not_affect_shards(pair: Nodes) -> None:
-    led_by, epochs = pair.leaders("a"), {one["epoch"] for one in pair["a"].nodes()["shards"]}
+    led_by, epochs = pair.leaders("a"), {entry["epoch"] for entry in pair["a"].nodes()["shards"]}
     children = family(pair["b"].pid)[1:]
     serving = {shard: enqueued(pair[str(name)], shard) for shard, name in led_by.items()}
     leading = [int(pid) for pid in pids_of_shards(pair["b"], led_by)]
@@ -355,7 +355,7 @@ def test_a_dead_registrar_does_not_affect_shards(pair: Nodes) -> None:
     until(lambda: "registrar_ended" in pair["b"].log_text(), 60, pair.log)
     until(lambda: answers(pair["b"]), 60, pair.log)
     assert pair.leaders("b") == led_by
-    assert {one["epoch"] for one in pair["a"].nodes()["shards"]} == epochs
+    assert {entry["epoch"] for entry in pair["a"].nodes()["shards"]} == epochs
     assert len(serving) == SHARDS
     assert sorted(map(int, pids_of_shards(pair["b"], led_by))) == sorted(leading)
 
@@ -421,14 +421,14 @@ def test_a_nodes_http_serves_its_shards(server: RedisServer, tmp_path: Path) -> 
         led_by = nodes.until_led("a", "ab")
         node = nodes["a"]
         own = [shard for shard, name in led_by.items() if name == "a"]
-        assert [one["shard"] for one in get(node.http, "/v1/shards")["shards"]] == own
+        assert [entry["shard"] for entry in get(node.http, "/v1/shards")["shards"]] == own
         assert get(node.http, "/readyz") == {
             "status": "ready",
             "shards": {str(shard): "ready" for shard in own},
         }
         first = get(node.http, "/v1/shards")["shards"][0]
         asked = get(first["http"], "/v1/nodes")
-        assert {one["node"]: one["http"] for one in asked["nodes"]} == {
+        assert {entry["node"]: entry["http"] for entry in asked["nodes"]} == {
             name: one.http for name, one in nodes.all.items()
         }
         text = urlopen(f"{node.http}/metrics").read().decode()  # noqa: S310  # of this machine

@@ -225,8 +225,8 @@ async def test_a_client_of_one_address_survives_losing_that_node(pair: Nodes) ->
         made = [await client.enqueue("t", b"x", delay=3600) for _ in range(SHARDS)]
         await client.drain_node("b", draining=False)
         pair["a"].kill()
-        for one in made:
-            assert await client.cancel(one.id) in ("cancelled", "already_cancelled")
+        for task in made:
+            assert await client.cancel(task.id) in ("cancelled", "already_cancelled")
 
 
 # --- without Redis -------------------------------------------------------------------------------
@@ -293,10 +293,10 @@ async def test_clients_stay_during_a_redis_outage(server: RedisServer, tmp_path:
         work.cancelled.add("already_cancelled")
         before = connections(work.client), connections(work.consumer)
         server.pause()
-        await comes(lambda: not any(one.is_leased for one in before[0]))
+        await comes(lambda: not any(item.is_leased for item in before[0]))
         await rest(1.0)  # it is looked for meanwhile
         server.go_on()
-        await comes(lambda: all(one.is_leased for one in before[0]))
+        await comes(lambda: all(item.is_leased for item in before[0]))
         await work.go_on()
         assert (connections(work.client), connections(work.consumer)) == before
 
@@ -328,8 +328,8 @@ def test_commands_show_nodes_and_move_shards(pair: Nodes) -> None:
     assert [(node["node"], node["draining"]) for node in nodes] == [("a", False), ("b", False)]
     assert {shard: node["node"] for node in nodes for shard in node["shards"]} == leaders
     shards = cli.json("shards")
-    assert {one["shard"]: one["node"] for one in shards} == leaders
-    assert all(one["reachable"] and one["state"] == "ready" for one in shards)
+    assert {entry["shard"]: entry["node"] for entry in shards} == leaders
+    assert all(entry["reachable"] and entry["state"] == "ready" for entry in shards)
     head, *_ = cli.run("shards", "list").stdout.decode().splitlines()
     assert head.split() == [
         "shard", "node", "address", "pid", "state", "epoch", "since", "store",
@@ -338,7 +338,7 @@ def test_commands_show_nodes_and_move_shards(pair: Nodes) -> None:
     assert cli.one("shards", "move", "0", other) == {"shard": 0, "node": other}
     until(lambda: pair.leaders(other)[0] == other, 60, pair.log)
     until(lambda: cli.code("shards") == 0, 60, pair.log)
-    [first] = [one for one in cli.json("shards") if one["shard"] == 0]
+    [first] = [entry for entry in cli.json("shards") if entry["shard"] == 0]
     assert (first["node"], first["placed"]) == (other, other)
     assert "can be on any node" in cli.run("shards", "move", "0", "--anywhere").stdout.decode()
     assert "not found" in cli.fails(4, "shards", "move", "0", "nobody")

@@ -24,12 +24,12 @@ async def test_held_keys_and_lines_outlast_kills(killed: Daemon) -> None:
         await client.create_group("t", "g", **GROUP)
         for body in (b"a1", b"a2", b"b1", b"b2"):
             await client.enqueue("t", body, order_key=body.decode()[0])
-        for one in await pulled(client, {b"a1", b"b1"}):
-            assert await one.nack(reason="no account") == "held"
+        for delivery in await pulled(client, {b"a1", b"b1"}):
+            assert await delivery.nack(reason="no account") == "held"
         held = await all_held(client)
         await killed.arestart()
         assert await all_held(client) == held
-        assert [(one.key, one.waiting, one.reason) for one in held] == [
+        assert [(item.key, item.waiting, item.reason) for item in held] == [
             ("a", 1, "no account"), ("b", 1, "no account"),
         ]  # fmt: skip
         assert await client.pull("t", group="g", max=9) == []
@@ -40,9 +40,11 @@ async def test_held_keys_and_lines_outlast_kills(killed: Daemon) -> None:
         await killed.arestart()
         assert await client.held_keys("t", "g") == []
         got = await pulled(client, {b"a1", b"b2"})
-        assert [one.attempt for one in got if one.body == b"a1"] == [1], "counted anew"
-        for one in got:
-            assert await one.ack() == "acked"
+        assert [delivery.attempt for delivery in got if delivery.body == b"a1"] == [1], (
+            "counted anew"
+        )
+        for delivery in got:
+            assert await delivery.ack() == "acked"
         (last,) = await pulled(client, {b"a2"})
         await killed.arestart()
         assert await last.ack() in ("stale", "acked")
@@ -61,8 +63,8 @@ async def test_paused_keys_outlast_kills(killed: Daemon) -> None:
         paused = await client.paused_keys("t", "g")
         await killed.arestart()
         found = await client.paused_keys("t", "g")
-        assert [(one.kind, one.value, one.since, one.by) for one in found] == [
-            (one.kind, one.value, one.since, one.by) for one in paused
+        assert [(item.kind, item.value, item.since, item.by) for item in found] == [
+            (item.kind, item.value, item.since, item.by) for item in paused
         ]
         again = await client.pause_key("t", "g", key="a")
         assert (again.changed, again.since) == (False, paused[0].since)
@@ -100,16 +102,16 @@ async def all_held(client: Client) -> list[HeldKey]:
     """When all four tasks have come due."""
     while True:
         held = await client.held_keys("t", "g")
-        if sum(1 + one.waiting for one in held) == 4:
+        if sum(1 + item.waiting for item in held) == 4:
             return held
 
 
 async def pulled(client: Client, wanted: set[bytes]) -> list[Delivery]:
     """Exactly these, and nothing else, come now."""
     deliveries: list[Delivery] = []
-    while {one.body for one in deliveries} != wanted:
+    while {delivery.body for delivery in deliveries} != wanted:
         deliveries += await client.pull("t", group="g", max=9, wait=10, lease=60)
-        assert {one.body for one in deliveries} <= wanted
+        assert {delivery.body for delivery in deliveries} <= wanted
     return deliveries
 
 
@@ -147,7 +149,7 @@ async def test_keys_are_paused_and_resumed_from_the_command_line(
     assert cli.one("groups", "pause-key", "t", "g", "--value", ":=7")["value"] == 7
     assert cli.code("groups", "pause-key", "t", "g") != 0
     shown = cli.json("groups", "paused", "t", "g")
-    assert [(one["kind"], one["value"]) for one in shown] == [("order", "k"), ("fair", 7)]
+    assert [(entry["kind"], entry["value"]) for entry in shown] == [("order", "k"), ("fair", 7)]
     (group,) = cli.json("groups", "t")
     assert group["paused_keys"] == 2
     assert cli.code("groups", "resume-key", "t", "g", "--key", "k") == 0

@@ -59,7 +59,7 @@ async def finished(client: Client, topic: str, *groups: str, count: int = 3) -> 
         await client.create_group(topic, group)
     for n in range(count):
         await client.enqueue(topic, b"%d" % n, key=f"k{n}")
-    ids = [one.id for one in await had(client, topic, groups[0], count)]
+    ids = [task.id for task in await had(client, topic, groups[0], count)]
     for group in groups[1:]:
         await had(client, topic, group, count)
     return ids
@@ -76,8 +76,8 @@ async def test_a_reset_group_gets_finished_tasks_again(client: Client, topic: st
     done = await client.wait_bulk(bulk.id, timeout=30)
     assert (done.state, done.matched, done.changed) == ("done", 3, 3)
     again = await had(client, topic, "g", 3)
-    assert [one.replay_of for one in again] == ids
-    assert [(one.key, one.body) for one in again] == [(f"k{n}", b"%d" % n) for n in range(3)]
+    assert [item.replay_of for item in again] == ids
+    assert [(task.key, task.body) for task in again] == [(f"k{n}", b"%d" % n) for n in range(3)]
     assert await client.pull(topic, group="other", wait=0.2) == []
     shown = await client.lookup(again[0].id)
     assert shown.state == "acked"
@@ -199,9 +199,9 @@ async def test_a_reset_resumes_after_kills(killed: Daemon, acked: list[Delivery]
         assert (done.state, done.matched, done.changed) == ("done", count, count)
 
         await comes(partial(have_come, 2 * count))
-        made = {one.id: one.replay_of for one in acked if one.replay_of is not None}
+        made = {item.id: item.replay_of for item in acked if item.replay_of is not None}
         assert Counter(made.values()) == Counter(ids), "each of them once"
         other = await had(client, "t", "other", count)
-        assert sorted(one.id for one in other) == sorted(ids)
-        assert {one.replay_of for one in other} == {None}
+        assert sorted(item.id for item in other) == sorted(ids)
+        assert {item.replay_of for item in other} == {None}
         assert await client.pull("t", group="other", wait=0.2) == []

@@ -125,15 +125,15 @@ async def populate(client: Client) -> dict[str, list[int]]:
         await transaction.enqueue("t", b"half", delay=HOUR, key="k7")
     await client.pause_key("t", "g", key="o5")
     return {
-        "scheduled": [one.id for one in (*plain, *keyed, *transaction.receipts)],
+        "scheduled": [task.id for task in (*plain, *keyed, *transaction.receipts)],
         "cancelled": [gone.id], "dead": dead, "waiting": waiting, "acked": acked,
-        "held": held_ids, "ordered": [one.id for one in ordered],
+        "held": held_ids, "ordered": [task.id for task in ordered],
     }  # fmt: skip
 
 
 async def seen_by(client: Client, ids: dict[str, list[int]]) -> dict[str, Any]:
     """All that a client can see, but for what counts from a start."""
-    named = sorted(one for some in ids.values() for one in some)
+    named = sorted(item for some in ids.values() for item in some)
     tasks = {
         task.id: (
             task.state, task.topic, task.body, task.due_ms, task.key, task.order_key, task.tag,
@@ -176,7 +176,7 @@ async def test_resharding_keeps_all_tasks(home: Home) -> None:
         ids = await populate(client)
         before = await seen_by(client, ids)
     assert await daemon.aterminate() == 0
-    assert {before["tasks"][one][0] for one in ids["dead"]} == {"dead"}
+    assert {before["tasks"][item][0] for item in ids["dead"]} == {"dead"}
     assert before["held"] == [("o0", ids["held"][0])]
     for count in (2, 3, 2, 1, 4):
         would = home.to(count, "--dry-run")
@@ -206,16 +206,16 @@ async def deliver_all(daemon: Daemon, ids: dict[str, list[int]], before: dict[st
     """Everything comes once, and that of a key in its order."""
     async with Client(daemon.url) as client:
         assert await client.release_key("t", "g", ids["held"][0]) == "released"
-        requeued = await client.dead_requeue([(one, "g") for one in ids["dead"]])
+        requeued = await client.dead_requeue([(item, "g") for item in ids["dead"]])
         assert requeued == ["requeued"] * len(ids["dead"])
         again = await client.pull("d", group="g", max=9)
-        assert sorted(one.id for one in again) == sorted(ids["dead"])
+        assert sorted(task.id for task in again) == sorted(ids["dead"])
         await client.resume_key("t", "g", key="o5")
-        scheduled = [one for one in before["listed"] if one not in ids["ordered"]]
+        scheduled = [item for item in before["listed"] if item not in ids["ordered"]]
         moved = await client.run_now_many(
-            [one for one in scheduled if one not in (*ids["dead"], *ids["waiting"])]
+            [item for item in scheduled if item not in (*ids["dead"], *ids["waiting"])]
         )
-        assert {one.status for one in moved} == {"scheduled"}, moved[:3]
+        assert {task.status for task in moved} == {"scheduled"}, moved[:3]
         found: list[tuple[int, bytes, str | None]] = []
         wanted = set(before["listed"]) - set(ids["dead"]) - set(ids["waiting"])
 
@@ -227,7 +227,7 @@ async def deliver_all(daemon: Daemon, ids: dict[str, list[int]], before: dict[st
         consuming = asyncio.ensure_future(consume())
         await comes(lambda: len(found) >= len(wanted))
         consuming.cancel()
-        assert sorted(one[0] for one in found) == sorted(wanted)
+        assert sorted(row[0] for row in found) == sorted(wanted)
         for key in ORDERED:
             assert [body for _, body, of in found if of == key] == [
                 f"{n} {key}".encode() for n in range(3)
@@ -336,7 +336,7 @@ async def test_a_killed_resharding_can_be_repeated(
     keys = [f"k{n}" for n in range(30)]
     async with stopping(home.serve()) as daemon, Client(daemon.url) as client:
         tasks = [Task("t", key.encode(), delay=HOUR, key=key) for key in keys]
-        made = {one.id for one in await client.enqueue_many(tasks)}
+        made = {item.id for item in await client.enqueue_many(tasks)}
     if place.endswith("=2"):
         home.to(2)  # there are two databases to give up
     first, last = (2, 3) if place.endswith("=2") else (1, 2)

@@ -84,10 +84,10 @@ def test_programs_without_an_event_loop_have_all_shards(daemons: list[Daemon]) -
     with sync.Client(daemons[1].url) as client:
         keys = [key_in(shard, COUNT) for shard in range(COUNT)]
         made = client.enqueue_many([Task("t", b"", key=key) for key in keys])
-        assert [one.id % 1024 for one in made] == [0, 1, 2]
+        assert [task.id % 1024 for task in made] == [0, 1, 2]
         with client.subscribe("t") as deliveries:
             found = [next(deliveries) for _ in keys]
-            assert [one.ack() for one in found] == ["acked"] * COUNT
+            assert [delivery.ack() for delivery in found] == ["acked"] * COUNT
         assert client.stats().acked == COUNT
         daemons[2].kill()
         with pytest.raises((errors.Unreachable, errors.SendTimeout)):

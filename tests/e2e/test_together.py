@@ -195,7 +195,7 @@ class Cell:
             async with client.subscribe(topic, group="g") as deliveries:
                 rest = [await anext(deliveries)]
                 await self._end(*first, *rest)
-            assert [one.body for one in (*first, *rest)] == self._expected
+            assert [task.body for task in (*first, *rest)] == self._expected
         elif PULL in self._asked:
             await self._one_after_the_other(
                 lambda: client.pull(topic, group="g", max=10, wait=ORDERS_WAIT_S)
@@ -215,7 +215,7 @@ class Cell:
                 deliveries += await ask()
             if ORDER in self._asked:
                 assert len(deliveries) == 1 and await ask() == []
-            got += [one.body for one in deliveries]
+            got += [delivery.body for delivery in deliveries]
             await self._end(*deliveries)
         assert got == self._expected
         assert await ask() == []

@@ -83,9 +83,9 @@ def test_packed_ids_of_other_topics_are_unknown(running: Daemon, path: Path) -> 
         )
         ids = owner.enqueue(*many)[2][1]
         moved = guest.call(T.RESCHEDULE, ids, {"delay_ms": 2 * HOUR_MS})[2]
-        assert {one[1] for one in moved[::2]} == {"unknown"}
-        assert {one[1] for one in moved[1::2]} == {"scheduled"}
-        words = [one[1] for one in guest.call(T.CANCEL, ids)[2]]
+        assert {row[1] for row in moved[::2]} == {"unknown"}
+        assert {row[1] for row in moved[1::2]} == {"scheduled"}
+        words = [row[1] for row in guest.call(T.CANCEL, ids)[2]]
         assert set(words[::2]) == {"unknown"} and set(words[1::2]) == {"cancelled"}
         states = [task["state"] for task in owner.call(T.LOOKUP, ids)[2]]
         assert states == ["scheduled", "cancelled"] * 100
@@ -104,7 +104,7 @@ def test_the_command_line_names_the_right_that_is_missing(running: Daemon, path:
         " topic 'mails'\n"
     )
     assert "needs the right read" in cli.fails(1, "--token", token, "stats")
-    shown = {one["name"]: one for one in cli.json("token", "list", "--file", str(path))}
+    shown = {entry["name"]: entry for entry in cli.json("token", "list", "--file", str(path))}
     assert shown["producer"]["scopes"] == {"produce": ["orders.*"]}
     assert token.split("_", 2)[2] not in json.dumps(shown)
 

@@ -78,7 +78,7 @@ async def test_handlers_and_the_synchronous_client_get_the_trace(
             client.enqueue("u", b"")
             found = []
             while len(found) < 2:
-                found += [one.trace for one in client.pull("u", group="g", max=9, wait=10)]
+                found += [item.trace for item in client.pull("u", group="g", max=9, wait=10)]
             return found
 
     seen: asyncio.Queue[str | None] = asyncio.Queue()
@@ -122,9 +122,9 @@ def test_traces_are_set_by_command(make_daemon: Callable[..., Daemon]) -> None:
     lines = json.dumps({"body": "a", "trace": OTHER}) + '\n{"body": "b"}\n'
     made = cli.json("enqueue", "t", "--from", "-", "--delay", "1h", "--trace", TRACE,
                     stdin=lines.encode())  # fmt: skip
-    ids = [first, *(one["id"] for one in made)]
-    assert [cli.one("show", one)["trace"] for one in ids] == [TRACE, OTHER, TRACE]
-    assert [one["trace"] for one in cli.json("list", "--topic", "t")] == [TRACE, OTHER, TRACE]
+    ids = [first, *(row["id"] for row in made)]
+    assert [cli.one("show", task_id)["trace"] for task_id in ids] == [TRACE, OTHER, TRACE]
+    assert [entry["trace"] for entry in cli.json("list", "--topic", "t")] == [TRACE, OTHER, TRACE]
     assert TRACE in cli.run("show", first).stdout.decode()
     put = cli.one("schedule", "put", "s", "--topic", "t", "--every", "1h", "--trace", TRACE)
     assert put["task"] == {"trace": TRACE}

@@ -49,7 +49,7 @@ def ids(span: ReadableSpan) -> tuple[str, str]:
 
 def linked(span: ReadableSpan) -> list[tuple[str, str]]:
     found = [link.context for link in span.links]
-    return [(f"{one.trace_id:032x}", f"{one.span_id:016x}") for one in found]
+    return [(f"{item.trace_id:032x}", f"{item.span_id:016x}") for item in found]
 
 
 async def test_a_trace_spans_a_kill_and_two_attempts(
@@ -81,7 +81,7 @@ async def test_a_trace_spans_a_kill_and_two_attempts(
     assert send.parent is not None and f"{send.parent.span_id:016x}" == ids(request)[1]
     attempts = program.named("process orders.close")
     assert [linked(attempt) for attempt in attempts] == [[(trace_id, span_id)]] * 2
-    outcomes = [(one.attributes or {}).get("tickwheel.outcome") for one in attempts]
+    outcomes = [(item.attributes or {}).get("tickwheel.outcome") for item in attempts]
     assert outcomes == [None, "ack"]
     deliveries = [receiver.named("tickwheel.deliver")[0], *delivered]
     assert [(delivery.trace_id, delivery.parent_id) for delivery in deliveries] == [

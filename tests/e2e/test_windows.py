@@ -76,7 +76,7 @@ def test_windows_are_set_by_command(make_daemon: Callable[..., Daemon]) -> None:
     lines = b'{"body": "a", "within": "30s"}\n{"body": "b"}\n'
     window = ("--at", "2030-01-31T09:01:00Z", "--within", "10m")
     answer = cli.json("enqueue", "u", "--from", "-", *window, stdin=lines)
-    assert [one["due_ms"] - NINE_MS for one in answer] == [60_000, 61_000]
+    assert [entry["due_ms"] - NINE_MS for entry in answer] == [60_000, 61_000]
     assert cli.one("load", "--from", nine, "--steps", "3")["counts"] == [1, 2, 0]
     table = cli.run("load", "--from", nine, "--steps", "2", "--step", "1h")
     assert b"3" in table.stdout

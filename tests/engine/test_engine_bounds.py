@@ -244,8 +244,8 @@ def test_a_delivery_costs_the_same_however_many_wait(
 ) -> None:
     group = rig.subscribe(prefetch=1).group
     waiting = [Counted(None, group, 1, 1_000, once=True) for _ in range(2_000)]
-    for one in waiting:
-        rig.engine.subscriptions.subscribe(one)
+    for item in waiting:
+        rig.engine.subscriptions.subscribe(item)
     rig.store(count=5)
     Counted.asked = 0
     assert [got.subscriber for got in rig.tick()][1:] == waiting[:4], "in turn"
@@ -254,9 +254,9 @@ def test_a_delivery_costs_the_same_however_many_wait(
     Counted.asked = 0
     assert [got.subscriber for got in rig.tick()] == waiting[4:7]
     assert Counted.asked < 20
-    for one in waiting:
-        rig.disconnect(one)
-        rig.disconnect(one)
+    for item in waiting:
+        rig.disconnect(item)
+        rig.disconnect(item)
 
 
 def test_a_subscriber_with_new_credit_gets_a_turn(rig: Rig) -> None:
@@ -280,8 +280,8 @@ def test_a_subscriber_with_new_credit_gets_a_turn(rig: Rig) -> None:
 def test_the_slowest_broadcast_is_ended_at_the_byte_limit() -> None:
     rig = Rig(replace(CONFIG, broadcasts_bytes_max=10_000))
     slow, slower, fast = (Broadcaster(None, rig.core.topic(name), 1) for name in ("t", "u", "t"))
-    for one in (slow, slower, fast):
-        rig.engine.subscriptions.subscribe(one)
+    for item in (slow, slower, fast):
+        rig.engine.subscriptions.subscribe(item)
     slow.blocked = slower.blocked = True
     for topic, size in (("u", 4_000), ("u", 3_000), ("t", 500)):
         rig.enqueue(topic, body=b"x" * size)

@@ -116,9 +116,9 @@ def test_deleting_one_of_two_groups_keeps_the_others_tasks(rig: Rig) -> None:
     assert done == {(ids["acked"], "a"): ProgressState.DONE}
     rig.after(500).subscribe(group="b")
     got = rig.tick()
-    assert sorted(one.id for one in got) == sorted(ids.values())
-    for one in got:
-        assert rig.ack(one) == "acked"
+    assert sorted(task.id for task in got) == sorted(ids.values())
+    for item in got:
+        assert rig.ack(item) == "acked"
     rig.commit()
     assert rig.rows.is_empty()
 

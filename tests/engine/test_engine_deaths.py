@@ -447,7 +447,7 @@ def test_a_suspect_being_read_reserves_one_connection() -> None:
     for _ in range(4):
         dispatches, more = rig.engine.delivery.dispatch(*rig.now, 1_000)
         assert not (dispatches or more), "nothing can be done before the rows are read"
-        kept.append([one for one in consumers if one.presence.kept_for is rig.group()])
+        kept.append([item for item in consumers if item.presence.kept_for is rig.group()])
         rig.core.wake(rig.group())
     assert len(kept[0]) == 1 and kept == kept[:1] * 4
     rig.load()

@@ -54,9 +54,9 @@ def test_tasks_of_all_kinds_due_together_are_delivered(rig: Rig) -> None:
     assert rig.core.scheduled == 0
     seen: list[tuple[str, str, int]] = []
     while got := rig.tick():
-        seen += [(one.group.topic.name, one.group.name, one.id) for one in got]
-        for one in got:
-            assert rig.ack(one) == "acked"
+        seen += [(item.group.topic.name, item.group.name, item.id) for item in got]
+        for item in got:
+            assert rig.ack(item) == "acked"
         rig.commit()
         recount(rig)
     of_u = [("u", group, known[i]) for group in ("default", "other") for i in range(25)
@@ -181,7 +181,7 @@ def test_subscribers_of_a_group_share_its_tasks_in_turn(rig: Rig) -> None:
     both = [rig.subscribe(prefetch=100) for _ in range(2)]
     rig.store(count=10)
     got = rig.tick()
-    assert [sum(one.subscriber is s for one in got) for s in both] == [5, 5]
+    assert [sum(item.subscriber is s for item in got) for s in both] == [5, 5]
     firsts = []
     for _ in range(4):
         rig.enqueue()

@@ -65,7 +65,7 @@ def test_a_task_that_no_group_wants_is_filtered(rig: FilterRig, groups: int) -> 
 def test_tasks_due_together_are_filtered_together(rig: FilterRig) -> None:
     rig.make("a", EU)
     options = [TaskOptions(key=f"k{n % 3}", tag="eu" if n % 2 else "us") for n in range(10)]
-    new = [("t", rig.now_ms + 5, b"b", one) for one in (*options, TaskOptions(key="k0"))]
+    new = [("t", rig.now_ms + 5, b"b", item) for item in (*options, TaskOptions(key="k0"))]
     rig.engine.intake.enqueue(None, None, 0, new, 1_000, rig.now_ms)
     rig.commit()
     ids = sorted(rig.core.resident_rows)
@@ -90,7 +90,7 @@ def test_the_last_ack_of_a_matching_group_ends_the_task(rig: FilterRig) -> None:
     (task_id,) = (rig.put(tag="us"),)
     subscribers = [rig.subscribe("t", name) for name in "abc"]
     got = rig.tick()
-    assert [one.subscriber for one in got] == subscribers[1:]
+    assert [item.subscriber for item in got] == subscribers[1:]
     rig.ack(got[0])
     assert rig.state(task_id) == "in_flight"
     rig.ack(got[1])
@@ -348,7 +348,7 @@ def test_each_former_filter_applies_to_its_period(rig: FilterRig) -> None:
         rig.crash()
         rig.consume("a")
         assert rig.had("a") == wanted
-    assert [one.tags for one in rig.group("t", "a").settings.former] == ["eu", "us"]
+    assert [task.tags for task in rig.group("t", "a").settings.former] == ["eu", "us"]
 
 
 def test_a_crash_does_not_move_tasks_between_groups(rig: FilterRig) -> None:

@@ -8,8 +8,8 @@ from tickwheel.model.records import ProgressState
 
 
 def by_group(got: list[Got]) -> dict[str, Got]:
-    assert len({one.group.name for one in got}) == len(got)
-    return {one.group.name: one for one in got}
+    assert len({item.group.name for item in got}) == len(got)
+    return {item.group.name: item for item in got}
 
 
 def test_every_group_gets_every_task(rig: Rig) -> None:

@@ -131,7 +131,7 @@ def test_broadcasts_reach_all_listeners_and_own_no_tasks(rig: Rig) -> None:
     ones = [broadcaster(rig) for _ in range(2)]
     task_id = rig.enqueue()
     got = rig.tick()
-    assert [(one.subscriber, one.id, one.attempt) for one in got] == [
+    assert [(delivery.subscriber, delivery.id, delivery.attempt) for delivery in got] == [
         (ones[0], task_id, 1), (ones[1], task_id, 1),
     ]  # fmt: skip
     assert rig.state(task_id) == "ready", "it waits for its first group"

@@ -225,7 +225,7 @@ def test_a_frozen_consumer_costs_each_task_one_attempt(rig: Rig) -> None:
         assert rig.after(LEASE_MS + GAP_MS).tick() == []
     group = rig.group()
     assert (group.ready_count, len(group.flight), group.dead) == (10, 0, 0)
-    assert {len(group.delivery_attempts[one.id].past.failures) for one in had} == {1}
+    assert {len(group.delivery_attempts[task.id].past.failures) for task in had} == {1}
     assert dead.outstanding == 0
     rig.commit()
 
@@ -238,8 +238,8 @@ def test_tasks_of_a_frozen_consumer_go_to_others(rig: Rig) -> None:
     assert len(rig.tick()) == 3
     living = rig.subscribe()
     got = rig.after(LEASE_MS).tick()
-    assert [(one.subscriber, one.attempt) for one in got] == [(living, 2)] * 3
-    assert {rig.ack(one) for one in got} == {"acked"}
+    assert [(delivery.subscriber, delivery.attempt) for delivery in got] == [(living, 2)] * 3
+    assert {rig.ack(item) for item in got} == {"acked"}
 
 
 def test_a_frozen_consumer_gets_tasks_after_a_sign_of_life(rig: Rig) -> None:

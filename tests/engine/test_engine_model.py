@@ -43,8 +43,8 @@ def receipt_of(got: Got) -> Receipt:
 def end_of(known: TaskSnapshot, group: str) -> str:
     """How a task ends that a former group of the name was done with: as acked if any has acked
     it."""
-    done = [one for one in known.progress.values() if one.state is ProgressState.DONE]
-    if any(one.epoch for one in done):  # 0: its dead letter was deleted
+    done = [item for item in known.progress.values() if item.state is ProgressState.DONE]
+    if any(item.epoch for item in done):  # 0: its dead letter was deleted
         return "acked"
     return "deleted" if known.progress[group] in done else "expired"
 

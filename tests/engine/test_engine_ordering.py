@@ -188,7 +188,7 @@ def test_tasks_of_a_key_run_by_due_time_then_enqueue_order(rig: OrderRig) -> Non
     rig.after(1_000).subscribe()
     seen: list[int] = []
     while got := rig.tick():
-        seen += [one.id for one in got]
+        seen += [task.id for task in got]
         rig.done(got[0])
     assert seen == [early, same, late]
 
@@ -539,9 +539,9 @@ def test_ordered_tasks_without_rows_in_memory_run_in_order() -> None:
     assert rig.dispatch() == [], "those due before them are being read"
     rig.load()
     got = rig.dispatch()
-    assert [one.id for one in got] == far
-    for one in got:
-        rig.done(one)
+    assert [task.id for task in got] == far
+    for item in got:
+        rig.done(item)
     assert rig.ids() == near
 
 
@@ -632,29 +632,29 @@ def test_keys_prefer_their_previous_subscriber(rig: OrderRig) -> None:
         ids = {rig.put(key): key for key in keys}
         got = rig.tick()
         assert len(got) == len(keys)
-        for one in got:
-            key = ids[one.id]
-            assert had.setdefault(key, one.subscriber) is one.subscriber
-            rig.done(one)
+        for item in got:
+            key = ids[item.id]
+            assert had.setdefault(key, item.subscriber) is item.subscriber
+            rig.done(item)
         if round_ == 2:
             subscribers.append(rig.subscribe())  # takes none of those that have a subscriber
-    assert len({id(one) for one in had.values()}) == 4
+    assert len({id(item) for item in had.values()}) == 4
     gone = subscribers[0]
     rig.disconnect(gone)
     ids = {rig.put(key): key for key in keys}
-    for one in rig.tick():
-        before = had[ids[one.id]]
-        assert one.subscriber is before or before is gone
-        rig.done(one)
+    for item in rig.tick():
+        before = had[ids[item.id]]
+        assert item.subscriber is before or before is gone
+        rig.done(item)
 
 
 def test_a_slow_subscriber_does_not_hold_up_its_keys(rig: OrderRig) -> None:
     slow, quick = rig.subscribe(prefetch=1), rig.subscribe(prefetch=100)
     ids = {rig.put(f"k{n}") for n in range(40)}
     got = rig.tick()
-    assert {one.id for one in got} == ids
-    assert sum(one.subscriber is slow for one in got) == 1
-    assert sum(one.subscriber is quick for one in got) == 39
+    assert {task.id for task in got} == ids
+    assert sum(item.subscriber is slow for item in got) == 1
+    assert sum(item.subscriber is quick for item in got) == 39
 
 
 def test_few_partitions_move_when_a_subscriber_joins_or_leaves(rig: OrderRig) -> None:
@@ -776,7 +776,7 @@ def test_limit_each_limits_tasks_in_flight_per_value() -> None:
     rig.put(None)
     rig.subscribe()
     got = rig.tick()
-    assert {one.id for one in got} >= {*ids[:2], *ids[3:5]}
+    assert {task.id for task in got} >= {*ids[:2], *ids[3:5]}
     assert len(got) == 5
     recount(rig)
     rig.nack(got[0], 10)
@@ -866,7 +866,7 @@ def test_order_and_shares_hold_together() -> None:
     others = [rig.put(f"k{n}", tenant="a") for n in range(3)]
     rig.subscribe()
     got = rig.tick()
-    assert [one.id for one in got] == [a[0], others[0]]
+    assert [task.id for task in got] == [a[0], others[0]]
     rig.done(got[0])
     (one,) = rig.tick()
     assert one.id == others[1], "it was queued before the next one of the key had its turn"
@@ -943,14 +943,14 @@ def test_the_longest_wait_is_the_cause_of_lateness(
     first = rig.tick()
     assert len(first) == 2
     whole = held or Cause.LOOP_BUSY
-    assert {rig.causes[one.id] for one in first} == {whole}
+    assert {rig.causes[task.id] for task in first} == {whole}
     rig.pass_time(turn_ms)
-    for one in first:
-        rig.done(one)
+    for item in first:
+        rig.done(item)
     later = rig.tick()
     assert len(later) == 2
     turn = held is None or turn_ms > 5_000
-    assert {rig.causes[one.id] for one in later} == {Cause.KEY_BUSY if turn else whole}
+    assert {rig.causes[task.id] for task in later} == {Cause.KEY_BUSY if turn else whole}
 
 
 def test_lateness_by_a_pause_applies_to_ordered_tasks() -> None:

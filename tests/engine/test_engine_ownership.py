@@ -23,10 +23,10 @@ def consume(rig: Rig, *groups: str) -> set[tuple[str, int]]:
     for group in groups:
         rig.subscribe(group=group)
     got = rig.tick()
-    for one in got:
-        assert rig.ack(one) == "acked"
+    for item in got:
+        assert rig.ack(item) == "acked"
     rig.commit()
-    return {(one.group.name, one.id) for one in got}
+    return {(item.group.name, item.id) for item in got}
 
 
 def everywhere(*ids: int) -> set[tuple[str, int]]:
@@ -299,10 +299,10 @@ def cut_off_old(rig: Rig) -> None:
     """Some in flight, some back, then all of it acked by receipts."""
     rig.subscribe(group="a")
     got = rig.tick()
-    for one in got[:3]:
-        rig.nack(one, 0)
-    for one in got:
-        assert rig.ack(one) == "acked"
+    for item in got[:3]:
+        rig.nack(item, 0)
+    for item in got:
+        assert rig.ack(item) == "acked"
     recount(rig)
 
 

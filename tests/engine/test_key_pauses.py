@@ -264,7 +264,7 @@ def test_an_order_key_and_a_value_are_paused_apart() -> None:
     assert rig.ids() == []
     resume(rig, "k")
     assert rig.ids() == []
-    assert [one.key.fair_by for one in paused(rig)] == ["tenant"]
+    assert [task.key.fair_by for task in paused(rig)] == ["tenant"]
     resume(rig, "a", "tenant")
     assert rig.ids() == [first]
 
@@ -282,12 +282,12 @@ def test_a_changed_fair_by_frees_tasks_of_a_paused_value(
     assert rig.ids() == []
     rig.configure("t", "default", fair_by=by)
     assert rig.ids() == [first]
-    assert [one.key.value for one in paused(rig)] == ["k"]
+    assert [task.key.value for task in paused(rig)] == ["k"]
     rig.configure("t", "default", fair_by="tenant")
     rig.commit()
     rig.crash()
     rig.subscribe()
-    assert [one.key.value for one in paused(rig)] == ["k"]
+    assert [task.key.value for task in paused(rig)] == ["k"]
     other = rig.put(None, tenant="a")
     assert other in rig.ids()
     resume(rig, "k")
@@ -407,7 +407,7 @@ def test_order_lines_show_paused_keys() -> None:
         rig.put(None, tenant="a")
     rig.tick()
     found = rig.engine.key_control.longest_queues(rig.group(), 10)
-    assert [(one.kind, one.state, one.waiting) for one in found] == [
+    assert [(item.kind, item.state, item.waiting) for item in found] == [
         ("fair", "paused", 3),
         ("order", "paused", 2),
     ]

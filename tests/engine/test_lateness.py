@@ -122,8 +122,8 @@ def test_a_backlog_has_one_cause(rig: Rig) -> None:
     while len(rig.causes) < 100:
         got = rig.tick()
         rig.pass_time(50)
-        for one in got:
-            rig.ack(one)
+        for item in got:
+            rig.ack(item)
         rig.commit()
     late = [found for found in rig.causes.values() if found is not None]
     assert subscriber.is_subscribed

@@ -26,7 +26,7 @@ from tickwheel.server.generated import delivered
 from tickwheel.server.tcp.listener import delivery_extras
 
 texts = st.text(st.sampled_from("ké\ud800"), max_size=3)
-usual = st.sampled_from([TaskOptions(order_key=one) for one in ("k", "l", "m", "")])
+usual = st.sampled_from([TaskOptions(order_key=name) for name in ("k", "l", "m", "")])
 unusual = st.fixed_dictionaries(
     {
         "key": st.none() | st.sampled_from(["c", "d", ""]),
@@ -103,7 +103,7 @@ class Life:
             if step.commits:
                 rig.commit()
         elif isinstance(step, End):
-            for got in [one for one in self.had if rig.lease(one)][:: step.share]:
+            for got in [item for item in self.had if rig.lease(item)][:: step.share]:
                 if rig.lease(got) is not None:
                     getattr(rig, step.how)(got)
         elif isinstance(step, Go) and self.subscribers:
@@ -191,13 +191,13 @@ def test_a_lease_batch_is_made_of_usual_tasks(monkeypatch: pytest.MonkeyPatch) -
 @given(some=st.lists(usual | unusual, min_size=1, max_size=6) | st.lists(usual, min_size=1))
 def test_columns_equal_their_options(some: list[TaskOptions]) -> None:
     columns = columns_of(some)
-    assert [TaskOptions(*one) for one in zip(*columns, strict=True)] == some
+    assert [TaskOptions(*item) for item in zip(*columns, strict=True)] == some
     assert columns_bytes(columns, some) == sum(map(options_bytes, some))
 
 
 @given(some=st.lists(st.none() | usual | unusual, min_size=1) | st.lists(usual, min_size=1))
 def test_extras_of_columns_equal_those_of_each_task(some: list[TaskOptions | None]) -> None:
-    each = [None if one is None else delivered(one) for one in some]
+    each = [None if item is None else delivered(item) for item in some]
     assert list(delivery_extras(some)) == each
 
 

@@ -179,7 +179,7 @@ class OrderMachine(RuleBasedStateMachine):
         group = self.rig.core.find_group("t", name)
         if group is None or group.is_closed:
             return []
-        return [one for one in self.had if one.group.name == name and self.rig.lease(one)]
+        return [item for item in self.had if item.group.name == name and self.rig.lease(item)]
 
     # --- producers and operators -----------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class OrderMachine(RuleBasedStateMachine):
     @rule(key=keys, name=st.sampled_from(GROUPS[:2]))
     def one_group_is_ahead(self, key: str | None, name: str) -> None:
         """It is done with what the other one, which is paused, has ready."""
-        self.pause(*(one for one in GROUPS[:2] if one != name), paused=True)
+        self.pause(*(group for group in GROUPS[:2] if group != name), paused=True)
         self.pause(name, paused=False)
         for _ in range(2):
             self.rig.put(key)
@@ -307,7 +307,7 @@ class OrderMachine(RuleBasedStateMachine):
         limit = None if by is None else LIMIT_EACH
         rate = None if by is None else rate
         if by != self.rig.group(name="b").settings.shares.fair_by:
-            self.paused = {one for one in self.paused if one[0] != "b" or one[1] is None}
+            self.paused = {row for row in self.paused if row[0] != "b" or row[1] is None}
         self.rig.configure("t", "b", fair_by=by, limit_each=limit, rate_each=rate)
 
     @precondition(lambda self: self.rig.rows.dead)
@@ -350,8 +350,8 @@ class OrderMachine(RuleBasedStateMachine):
         if group is not None and not group.is_closed:
             self.rig.close_group("t", "late")
             self.newest = {key: one for key, one in self.newest.items() if key[1] != "late"}
-            self.had = [one for one in self.had if one.group.name != "late"]
-            self.paused = {one for one in self.paused if one[0] != "late"}
+            self.had = [item for item in self.had if item.group.name != "late"]
+            self.paused = {row for row in self.paused if row[0] != "late"}
 
     @precondition(lambda self: self.late() is not None)
     @rule()
@@ -388,7 +388,7 @@ class OrderMachine(RuleBasedStateMachine):
         what=st.sampled_from(["ack", "ack", "ack", "nack", "reject", "release", "snooze"]),
     )
     def settle(self, name: str, pick: int, what: str) -> None:
-        live = self.live(name) or [one for name in GROUPS for one in self.live(name)]
+        live = self.live(name) or [item for name in GROUPS for item in self.live(name)]
         if not live:
             return
         got = live[pick % len(live)]
@@ -410,9 +410,9 @@ class OrderMachine(RuleBasedStateMachine):
     def ack_many(self, pick: int, count: int) -> None:
         """Ack tasks of one group and epoch in one step, as a frame does."""
         live = self.live(self.names[pick % len(self.names)])[:count]
-        some = [one for one in live if one.epoch == live[0].epoch]
+        some = [item for item in live if item.epoch == live[0].epoch]
         if some:
-            ids, attempts = [one.id for one in some], [one.attempt for one in some]
+            ids, attempts = [task.id for task in some], [delivery.attempt for delivery in some]
             group, ack = self.rig.group(name=some[0].group.name), self.rig.engine.settlement.ack
             assert ack(group, some[0].epoch, ids, attempts) == []
 

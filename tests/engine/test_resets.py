@@ -241,8 +241,8 @@ def test_a_replayed_task_follows_its_order_key(rig: ResetRig) -> None:
     plain = rig.again("b", of=5)
     rig.subscribe("t", "b")
     got = rig.tick()
-    assert sorted(one.id for one in got) == [first, plain]
-    rig.ack(next(one for one in got if one.id == first))
+    assert sorted(task.id for task in got) == [first, plain]
+    rig.ack(next(task for task in got if task.id == first))
     rig.commit()
     held = rig.one()
     assert held.id == second

@@ -67,7 +67,9 @@ def fixed(name: str, from_ms: int, until_ms: int) -> list[int]:
         passed = [before + timedelta(minutes=n) for n in range(1, max(1, away(wall, before)) + 1)]
         if len(passed) == 1:
             passed = [wall]
-        if any(one.minute in (10, 40) and one.hour in HOURS and one not in shown for one in passed):
+        if any(
+            item.minute in (10, 40) and item.hour in HOURS and item not in shown for item in passed
+        ):
             found.append(ms(at))
         shown.update(passed)
     return found

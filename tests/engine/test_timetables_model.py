@@ -99,7 +99,7 @@ def test_every_second_around_a_clock_change_matches(
 ) -> None:
     name, at = change
     table = Timetable(schedule(cron=text, timezone=name, gap=gap, fold=fold))
-    is_fixed = not any(one.startswith("*") for one in text.split()[:3])
+    is_fixed = not any(part.startswith("*") for part in text.split()[:3])
     zone, cron = ZoneInfo(name), CronSim(text, datetime(2024, 1, 1))  # noqa: DTZ001
     first, until = ms(at - AROUND) // 1000, ms(at + AROUND) // 1000
     shown = [(t, datetime.fromtimestamp(t, zone).replace(tzinfo=None)) for t in range(first, until)]

@@ -294,8 +294,8 @@ class AskingMachine(RuleBasedStateMachine):
         else:
             self.rig.crash()
         self.rig.there = Reach.NOBODY
-        for one in self.open.values():
-            one.due_ms = self.rig.mono_ms + (EVERY_MS if one.checks else CHECK_MS)
+        for task in self.open.values():
+            task.due_ms = self.rig.mono_ms + (EVERY_MS if task.checks else CHECK_MS)
 
     @rule()
     def park_all(self) -> None:

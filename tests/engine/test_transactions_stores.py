@@ -77,8 +77,8 @@ class StoreRig(TransactionRig):
         rows.transactions = {key_of(row): row for row in small.of_kind(TRANSACTION)}
         for stored in await store.scan(-1, 1_000_000, None):
             rows.tasks[stored.row.id] = stored.row
-            rows.progress |= {(one.id, one.group): one for one in stored.progress}
-            rows.dead |= {(one.id, one.group): one for one in stored.dead}
+            rows.progress |= {(item.id, item.group): item for item in stored.progress}
+            rows.dead |= {(item.id, item.group): item for item in stored.dead}
         return rows
 
     def close(self) -> None:

@@ -167,7 +167,7 @@ class World:
         for _ in range(self.random.randrange(4)):
             new, there = self.id(), await served.ids()
             some = there if self.random.random() < 0.3 else set()
-            await served.commit(new, {one for one in some if self.random.random() < 0.3})
+            await served.commit(new, {item for item in some if self.random.random() < 0.3})
             self.has |= {new}
             if served.history is not None:
                 self.confirmed |= {new}
@@ -355,7 +355,7 @@ def branch_of(tmp_path: Path, epoch: int, mark: str, *starts: Start) -> Branch:
 
 
 def epochs_of(branch: Branch, epochs: range, time_ms: int = 5) -> list[int]:
-    return [one for one in epochs if branch.includes({"epoch": one, "time_ms": time_ms})]
+    return [item for item in epochs if branch.includes({"epoch": item, "time_ms": time_ms})]
 
 
 LINE = (Start(1, "a"), Start(2, "b", "a"), Start(3, "c", "b"))

@@ -331,8 +331,8 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
           [T - 2, "fired", 5, 1], [T, "run", 5, 1], [T + 1, "backfill", 5, 1]],
          {"next_ms": T + 9, "runs": 7, "queued_ms": T - 3}],
         [
-            one | {"topic": "t", "schedule": "s", "next_ms": T + 9, "runs": 7, "queued_ms": T - 3}
-            for one in (
+            item | {"topic": "t", "schedule": "s", "next_ms": T + 9, "runs": 7, "queued_ms": T - 3}
+            for item in (
                 {"event": "occurrence_skipped", "planned_ms": T - 9, "reason": "missed",
                  "count": 3},
                 {"event": "occurrence_skipped", "planned_ms": T - 4, "reason": "overlap"},

@@ -165,7 +165,7 @@ def test_stored_tasks_before_the_group_are_planned(tmp_path: Path) -> None:
     wanted = ResetScope("t", "g", 0, NOW_MS + 60_000, since_ms=DUE + 1, since_id=B)
     plan = plan_of(tmp_path, put(A, B, C), wanted=wanted)
     assert ids(plan) == [A, B]
-    plan.add_stored(wanted, [(TaskRow(one, DUE, "t", b""), one == A) for one in (A, B, C)])
+    plan.add_stored(wanted, [(TaskRow(item, DUE, "t", b""), item == A) for item in (A, B, C)])
     assert ids(plan) == [A]
 
 

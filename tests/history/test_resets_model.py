@@ -214,13 +214,13 @@ class ResetMachine(RuleBasedStateMachine):
             rig.commit()
             self.compare()
             return
-        stored = rig.known([one.id for one in kept])
+        stored = rig.known([task.id for task in kept])
         originals = [
-            Original(one.id, one.options, one.body)
-            if one.body is not None
-            else Original(one.id, stored[one.id].row.options, stored[one.id].row.body)
-            for one in kept
-            if one.body is not None or one.id in stored
+            Original(item.id, item.options, item.body)
+            if item.body is not None
+            else Original(item.id, stored[item.id].row.options, stored[item.id].row.body)
+            for item in kept
+            if item.body is not None or item.id in stored
         ]
         give = partial(rig.engine.resets.repeat, bulk, str(bulk.argument("group")), originals)
         lost = len(kept) - len(originals)
@@ -250,7 +250,7 @@ class ResetMachine(RuleBasedStateMachine):
         rig, group = self.rig, self.rig.group(name=wanted.group)
         known = rig.known([i for i in rig.rows.tasks if i <= until_id])
         can_repeat = rig.engine.resets.can_repeat
-        plan.add_stored(wanted, [(one.row, can_repeat(group, one)) for one in known.values()])
+        plan.add_stored(wanted, [(item.row, can_repeat(group, item)) for item in known.values()])
         # Without a history a task is judged when it is looked at.
         self.possible |= self.owed_again(wanted.group, wanted.from_ms)
 

@@ -772,7 +772,7 @@ async def test_a_clock_set_back_after_the_backup_hides_no_event(
     if behind_a_segment:
         pieces(tmp_path, [BEGUN], *before, *since)
     else:
-        pieces(tmp_path, [BEGUN, *(one for some in (*before, *since) for one in some)])
+        pieces(tmp_path, [BEGUN, *(item for some in (*before, *since) for item in some)])
     report, new = await restored(tmp_path, backup)
     assert new.rows.keys() == {row.id for row in rows[2:]} | {make_id(50)}
     assert report.exact and report.events == 4

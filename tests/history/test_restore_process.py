@@ -71,7 +71,7 @@ async def test_the_process_reports_progress_and_result(tmp_path: Path) -> None:
         assert process.stdout is not None
         said = [json.loads(line) for line in process.stdout]
         assert process.wait() == 0
-    assert list(dict.fromkeys(one["step"] for one in said[:-1])) == list(RESTORE_STEPS)
+    assert list(dict.fromkeys(entry["step"] for entry in said[:-1])) == list(RESTORE_STEPS)
     assert said[-1]["report"]["restored"] == 2
     assert said[-1]["report"]["transactions_lost"] == {"count": 0, "names": []}
     with begin(plan) as again:

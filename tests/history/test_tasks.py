@@ -56,11 +56,11 @@ def find(folder: Path, **wanted: Any) -> list[dict[str, Any]]:
 
 
 def ids(found: list[dict[str, Any]]) -> list[int]:
-    return [int(one["id"]) for one in found]
+    return [int(row["id"]) for row in found]
 
 
 def test_a_finished_task_is_shown_as_it_was(folder: Path) -> None:
-    found = {int(one["id"]): one for one in find(folder)}
+    found = {int(row["id"]): row for row in find(folder)}
     assert found[A] == {
         "id": str(A), "state": "acked", "topic": "t", "key": KEY, "tag": "tag", "body": "a",
         "enqueued_ms": NOW_MS, "due_ms": DUE_MS, "ended_ms": DUE_MS + 1, "attempts": 1,
@@ -108,7 +108,7 @@ def test_tasks_beyond_one_read_are_found_once(tmp_path: Path) -> None:
     write(tmp_path, [[enqueued(many, DUE_MS)], [delivered(many), acked(many)]])
     found = find(tmp_path)
     assert sorted(ids(found)) == sorted(many)
-    assert {one["state"] for one in found} == {"acked"}
+    assert {entry["state"] for entry in found} == {"acked"}
 
 
 @pytest.mark.parametrize(("limit", "complete"), [(2, False), (5, True), (100, True)])
@@ -149,6 +149,6 @@ def test_a_replaced_task_names_its_replacement_and_failure() -> None:
     assert rig.nack(got, reason="no") == "cancelled"
     rig.commit()
     found = [json.loads(line) for _, one in rig.history for line in RENDERER.render(one, 1)]
-    (event,) = [one for one in found if one["event"] == "cancelled"]
+    (event,) = [entry for entry in found if entry["event"] == "cancelled"]
     assert (event["task_id"], event["group"], event["ended"]) == (str(task_id), "a", True)
     assert event["reason"] == f"replaced by {task_id + ID_STEP}; no"

@@ -58,7 +58,7 @@ async def listen(client: Client) -> None:
 
 async def produce(client: Client, per_s: float) -> None:
     """A few tasks every tick; one of ten is cancelled, one of ten is not wanted for long."""
-    topics = itertools.cycle([*(one.topic for one in CONSUMERS), UNCONSUMED, BROADCAST])
+    topics = itertools.cycle([*(consumer.topic for consumer in CONSUMERS), UNCONSUMED, BROADCAST])
     delays_s = itertools.cycle([0.0, 0.1, 0.25, 0.5, 1.0, 2.0])
     customers = itertools.cycle(range(500))
     per_tick = max(6, round(per_s * TICK_S))

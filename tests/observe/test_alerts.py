@@ -426,7 +426,7 @@ def resting_on(name: str) -> list[str]:
     """The rules that this one reads, and then itself."""
     expr = rules()[name]["expr"]
     read = [other for other in rules() if other != name and re.search(rf"{other}\b", expr)]
-    return list(dict.fromkeys([*(below for one in read for below in resting_on(one)), name]))
+    return list(dict.fromkeys([*(below for item in read for below in resting_on(item)), name]))
 
 
 def ask(folder: Path, tests: list[dict[str, Any]], interval: str = "1m", alert: str = "") -> None:

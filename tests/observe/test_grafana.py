@@ -144,7 +144,7 @@ def test_dashboards_link_to_existing_console_pages(path: Path) -> None:
 @pytest.mark.parametrize("name", ["tickwheel-overview", "tickwheel-store"])
 def test_two_active_daemons_are_red(name: str) -> None:
     path = ROOT / "grafana/dashboards" / f"{name}.json"
-    (panel,) = [one for one in panels(path) if one["title"] == "Active daemons"]
+    (panel,) = [entry for entry in panels(path) if entry["title"] == "Active daemons"]
     defaults = panel["fieldConfig"]["defaults"]
     words = defaults["mappings"][0]["options"]
     assert {value: word["color"] for value, word in words.items()} == {
@@ -325,8 +325,8 @@ def test_every_rule_is_evaluated_and_its_series_exist(server: Prometheus) -> Non
 
 def test_a_healthy_run_fires_no_alert(server: Prometheus) -> None:
     early = until(lambda: server.query("tickwheel_early_total"), LASTING_S)
-    assert {one["metric"].get("shard") for one in early} == {None, "0", "1"}
-    assert {one["value"][1] for one in early} == {"0"}
+    assert {entry["metric"].get("shard") for entry in early} == {None, "0", "1"}
+    assert {entry["value"][1] for entry in early} == {"0"}
     # The load makes dead letters, and leaves tasks to nobody, on purpose; the rest is timing.
     troubles = {
         "TickwheelEarly", "TickwheelNoLeader", "TickwheelGone", "TickwheelNotServing",

@@ -140,7 +140,7 @@ async def test_messages_refused_by_a_full_queue_are_retried(
 
         async def are_acked() -> bool:
             bodies.extend([message.body for message in await drained(server, "full")])
-            return all([await acked(wheel, one) for one in receipts.ids])
+            return all([await acked(wheel, task_id) for task_id in receipts.ids])
 
         await comes(are_acked)
     bodies += [message.body for message in await drained(server, "full")]
@@ -189,8 +189,8 @@ async def test_a_missing_exchange_uses_no_attempt(wheel: TestWheel, server: Rabb
             await comes(lambda: made.tries > 2)
             assert "no exchange 'goes'" in (made.trouble or "")
             await declare()
-            for one in receipts.ids:
-                await comes(partial(acked, wheel, one))
+            for task_id in receipts.ids:
+                await comes(partial(acked, wheel, task_id))
     assert await dead(wheel) == []
 
 
@@ -206,8 +206,8 @@ async def test_a_broker_alarm_uses_no_attempt(
     async with running(wheel.client, target_of(f"{server.url}/?routing_key=alarm")) as made:
         await comes(lambda: made.trouble == forward.BLOCKED)
         await asyncio.to_thread(server.control, "set_vm_memory_high_watermark", "0.6")
-        for one in receipts.ids:
-            await comes(partial(acked, wheel, one))
+        for task_id in receipts.ids:
+            await comes(partial(acked, wheel, task_id))
     assert await dead(wheel) == []
 
 

@@ -60,7 +60,7 @@ async def test_tasks_of_a_forwarded_group_are_entries_of_the_stream(
 
 
 async def _acked(client: Client, ids: set[int]) -> bool:
-    return all([(await client.lookup(one)).state == "acked" for one in ids])
+    return all([(await client.lookup(task_id)).state == "acked" for task_id in ids])
 
 
 async def test_the_user_comes_from_the_address(

@@ -205,4 +205,4 @@ async def test_a_failing_producer_is_replaced(
         producer.answers.clear()
         await in_time(wheel, lambda: producer.records)
     assert len(producer.made) >= 3
-    assert all(one.stopped == 1 for one in producer.made)
+    assert all(item.stopped == 1 for item in producer.made)

@@ -207,7 +207,7 @@ async def test_a_pushed_event_is_valid_and_keeps_its_data_type(
                 assert response.status == 201
             await endpoint.until_count(count)
     found = [json.loads(got.body) for got in endpoint.got]
-    assert [one.get("datacontenttype") for one in found] == ["application/json", None, "text/xml"]
+    assert [item.get("datacontenttype") for item in found] == ["application/json", None, "text/xml"]
     assert (found[0]["data"], found[1]["data_base64"]) == ({"n": 1}, "AAE=")
     # Properties of a plain task: those that cannot be attributes do not make the event invalid.
     properties = {"big": 2**40, "small": 5, "No-Name": "x", "ce-id": 7, "ce-time": "soon"}
@@ -246,7 +246,7 @@ async def test_a_failed_push_follows_the_retry_policy(
     receipt = await client.enqueue(topic, b"x")
     assert await settled(client, receipt.id) == "dead"
     assert [got.path for got in endpoint.got] == ["/hook"] * 2, "no redirect is followed"
-    (letter,) = [one async for one in client.dead_list(topic=topic, group="g")]
+    (letter,) = [item async for item in client.dead_list(topic=topic, group="g")]
     assert f"answer {status}" in letter.reason
 
 
@@ -514,9 +514,9 @@ async def test_an_endless_answer_is_dropped(http: Http, endpoint: Endpoint, what
         answers = [await flood for flood in floods]
     assert others
     is_answered = what in ("chunks", "an extension", "trailers")
-    assert {one.status for one in answers} == {200 if is_answered else None}
+    assert {task.status for task in answers} == {200 if is_answered else None}
     if what == "continue":
-        assert all("(INTERIM_MAX)" in (one.error or "") for one in answers), answers[0].error
+        assert all("(INTERIM_MAX)" in (item.error or "") for item in answers), answers[0].error
 
 
 async def test_interim_answers_are_skipped(http: Http) -> None:
@@ -624,7 +624,7 @@ async def test_the_last_requests_are_shown_and_sent_again(
     first, second = endpoint.got
     assert second.body == first.body == b"once more"
     assert second.headers["webhook-id"] == first.headers["webhook-id"]
-    assert [one.number for one in await client.push_log(topic, "g")] == [2, 1]
+    assert [item.number for item in await client.push_log(topic, "g")] == [2, 1]
 
 
 async def test_a_push_url_is_tested(client: Client, endpoint: Endpoint) -> None:
@@ -682,7 +682,7 @@ async def test_unused_hosts_are_forgotten() -> None:
         kept = [weakref.ref(host) for host in hosts[:2]]
         del hosts[1]
         gc.collect()
-        assert [one() is None for one in kept] == [False, True]
+        assert [item() is None for item in kept] == [False, True]
     finally:
         await http.close()
 
@@ -696,7 +696,7 @@ async def test_the_log_is_bounded_in_requests_and_in_bytes() -> None:
         for number in range(1, LOG_MAX + 51):
             target._keep(Sent(number, Request("u", "m", {}, b"x" * 100_000), (number, 1), {}))
         assert len(target.log) == LOG_MAX and target.log[-1].number == LOG_MAX + 50
-        bodies = [len(one.request.body) for one in target.log]
+        bodies = [len(item.request.body) for item in target.log]
         assert LOG_BYTES_MAX - 100_000 < sum(bodies) <= LOG_BYTES_MAX
         assert bodies == sorted(bodies), "the newest keep theirs"
         with pytest.raises(NotFound, match="is no longer kept"):

@@ -128,12 +128,12 @@ async def test_only_the_leader_sends_also_through_a_takeover(
             Client(f"{first.url},{second.url}", send_timeout=20) as client,
         ):
             await client.set_push("t", "g", endpoint.url, secrets=[SECRET])
-            before = {one.id for one in await client.enqueue_many([Task("t", b"a")] * 50)}
+            before = {task.id for task in await client.enqueue_many([Task("t", b"a")] * 50)}
             await endpoint.until(lambda: {got.task for got in endpoint.got} >= before)
             leader, other = (first, second) if sender_of(first) else (second, first)
             assert sender_of(leader) and sender_of(other) is None
             await leader.akill()
-            after = {one.id for one in await client.enqueue_many([Task("t", b"b")] * 50)}
+            after = {task.id for task in await client.enqueue_many([Task("t", b"b")] * 50)}
             await endpoint.until(lambda: {got.task for got in endpoint.got} >= before | after, 60)
             assert sender_of(other)
             await leader.astart()

@@ -152,7 +152,7 @@ async def test_a_broken_targets_batch_follows_the_groups_policy(
             await comes(lambda: len(target.batches) == failures)  # noqa: B023  # it is awaited here
         await all_are(wheel, ids, "dead")
         dead = await wheel.dead_letters("t", "g")
-        assert {one.failures[-1].reason for one in dead} == {"ConnectionError: it broke in two"}
+        assert {item.failures[-1].reason for item in dead} == {"ConnectionError: it broke in two"}
         target.answer = answers().answer
         await enqueue(wheel, b"c")
         await comes(lambda: runner.is_connected)
@@ -177,7 +177,7 @@ async def test_a_delivery_that_breaks_the_target_fails_alone(wheel: TestWheel) -
         await all_are(wheel, [bad, later[1], later[3]], "dead")
         assert made.trouble is None
     dead = await wheel.dead_letters("t", "g")
-    assert {one.failures[-1].reason for one in dead} == {"ConnectionResetError: it has broken"}
+    assert {item.failures[-1].reason for item in dead} == {"ConnectionResetError: it has broken"}
 
 
 async def test_a_target_broken_for_a_whole_batch_is_not_tried_for_each(

@@ -142,8 +142,8 @@ async def test_the_dedupe_id_is_stable_over_attempts(
     await wheel.crash()
     async with running(wheel.client, Scripted(refuse)):
         await in_time(wheel, lambda: len(messages) == 3)
-    assert [one.headers["tickwheel-attempt"] for one in messages] == [1, 2, 3]
-    assert {one.headers["tickwheel-dedupe-id"] for one in messages} == {str(receipt.id)}
+    assert [item.headers["tickwheel-attempt"] for item in messages] == [1, 2, 3]
+    assert {item.headers["tickwheel-dedupe-id"] for item in messages} == {str(receipt.id)}
 
 
 async def test_a_packed_body_goes_out_as_it_was_stored(wheel: TestWheel) -> None:

@@ -48,8 +48,8 @@ async def test_filling_batches_are_bounded_and_set_the_marks(
     store = Noted()
     filler = Filler(store, OWNER, await store.open(OWNER, 0), renew)
     await filler.begin([GroupRow("t", "g", 0)], [(9, Outcome.ACKED)], id_mark=99, position_ms=5)
-    for one in (1, 2, 3, 4):
-        await filler.put(task(one))
+    for number in (1, 2, 3, 4):
+        await filler.put(task(number))
     await filler.put(task(5, b"x" * 10))
     await filler.put(task(6))
     await filler.end()

@@ -271,8 +271,8 @@ async def test_a_frozen_redis_is_waited_for_once(redis_server: RedisServer) -> N
     found = await asyncio.gather(
         *(siblings.settings(shard, 0) for shard in range(1, 64)), return_exceptions=True
     )
-    assert all(isinstance(one, StoreAway) for one in found)
-    assert sum("another shard" in str(one) for one in found) >= 32
+    assert all(isinstance(item, StoreAway) for item in found)
+    assert sum("another shard" in str(item) for item in found) >= 32
     redis_server.go_on()
 
     async def answers() -> bool:

@@ -104,7 +104,7 @@ async def live(daemon: Daemon) -> Figures:
             (ORDERS, "billing", on_other), (ORDERS, "mail", on_order_mail),
             (MAILS, "default", on_mail), (CARTS, "default", on_other),
         )  # fmt: skip
-        work = [asyncio.create_task(consume(client, *one)) for one in plan]
+        work = [asyncio.create_task(consume(client, *item)) for item in plan]
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
             counted = await asyncio.to_thread(scraped, daemon)

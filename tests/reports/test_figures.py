@@ -291,7 +291,7 @@ def test_the_heat_map_has_the_busiest_of_many_topics(made: Report) -> None:
     text = page.render({**made.rows, "by_hour": hours}, topics, made.loaded.manifest, made.settings)
     assert f" topic, the {page.HEAT_TOPICS_MAX} busiest<small>" in text
     data = json.loads(text.split('type="application/json">')[1].split("</script")[0])
-    assert [one["topic"] for one in data["heat"]] == topics[3:]
+    assert [item["topic"] for item in data["heat"]] == topics[3:]
     assert " busiest<small>" not in Path(made.page).read_text()
 
 

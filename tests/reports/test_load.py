@@ -155,9 +155,9 @@ def test_valid_lines_are_loaded_and_others_counted_by_kind(
     assert reasons(table, found.manifest) == {**counted, "damaged": 1}
     good = [*whole(len(book.events)), (0, 2, 1), (0, 2, 2), (0, 2, 3)]
     there = seqs(table, found.manifest)
-    assert [one for one in there if one[0] == 0] == good
-    assert len([one for one in there if one[0] == 1]) == len(odd.events)
-    assert 0 < len([one for one in there if one[0] == 2]) < len(book.events)
+    assert [item for item in there if item[0] == 0] == good
+    assert len([item for item in there if item[0] == 1]) == len(odd.events)
+    assert 0 < len([item for item in there if item[0] == 2]) < len(book.events)
     kept = table.quarantine(found.manifest).filter("reason = 'unknown'").collect()
     assert kept[0].line == lines["unknown"][0]
     rows = table.events(found.manifest).filter("shard = 1").select("topic", "topic_part").distinct()
@@ -168,7 +168,7 @@ def test_valid_lines_are_loaded_and_others_counted_by_kind(
     assert places >= {f"topic_part={part}" for part in parts.values()}
     torn.write_bytes(packed)
     again = seqs(table, load().manifest)
-    assert [one for one in again if one[0] != 2] == [one for one in there if one[0] != 2]
+    assert [item for item in again if item[0] != 2] == [item for item in there if item[0] != 2]
     mended = [number for shard, _, number in again if shard == 2]
     assert mended == list(range(1, len(book.events) + 1))
 

@@ -29,7 +29,9 @@ def rows(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
 def events(spark: SparkSession, *made: dict[str, Any]) -> DataFrame:
     """Rows of the table; what is not named is null."""
     names = [f.name for f in spark.createDataFrame([], schema.ROW).schema]
-    filled = [tuple({"topic": "t", "shard": 0, **one}.get(name) for name in names) for one in made]
+    filled = [
+        tuple({"topic": "t", "shard": 0, **item}.get(name) for name in names) for item in made
+    ]
     return spark.createDataFrame(filled, schema.ROW)
 
 
@@ -37,7 +39,7 @@ def facts(spark: SparkSession, *made: tuple[Any, ...]) -> DataFrame:
     """``(hour, topic, group, event, attempt, value, n)``, with a target of 10 ms."""
     from pyspark.sql import functions as F
 
-    facts = [(T0 + one[0] * HOUR, *one[1:6], None, one[6]) for one in made]
+    facts = [(T0 + row[0] * HOUR, *row[1:6], None, row[6]) for row in made]
     return spark.createDataFrame(facts, schema.FACTS).withColumns(
         {"target_ms": F.lit(10).cast("long"), "objective": F.lit(0.9)}
     )

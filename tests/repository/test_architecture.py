@@ -325,13 +325,13 @@ def _private_attributes(path: Path) -> Iterator[str]:
 def _private_inheritance() -> Iterator[str]:
     """Private names that a class overrides or uses of an ancestor in another package."""
     classes = _classes()
-    for one in classes.values():
-        family = list(_ancestors(one, classes))
-        own = {name for a in (one, *family) if a.package == one.package for name in a.defines}
-        for ancestor in (a for a in family if a.package != one.package):
+    for item in classes.values():
+        family = list(_ancestors(item, classes))
+        own = {name for a in (item, *family) if a.package == item.package for name in a.defines}
+        for ancestor in (a for a in family if a.package != item.package):
             yield from (
-                f"{one.place}: {name} of {ancestor.place}"
-                for name in ancestor.defines & (one.defines | (one.uses - own))
+                f"{item.place}: {name} of {ancestor.place}"
+                for name in ancestor.defines & (item.defines | (item.uses - own))
             )
 
 

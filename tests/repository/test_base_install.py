@@ -326,7 +326,7 @@ def test_the_table_of_extras_lists_every_package() -> None:
     ]
     for name, packages in extras.items():
         if name == "all":
-            named = [one for text in packages for one in text[:-1].partition("[")[2].split(",")]
+            named = [item for text in packages for item in text[:-1].partition("[")[2].split(",")]
             assert sorted(named) == sorted(set(extras) - {"all", "reports"})  # pyspark: 400 MB
             continue
         for package in packages:

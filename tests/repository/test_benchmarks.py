@@ -78,7 +78,7 @@ def test_each_case_measures_the_metrics_of_its_bounds(
 
 def test_a_missing_peer_fails_the_check() -> None:
     judged = judge({"burst.early": 0}, ["burst"], full=True)
-    unmeasured = {one.bound.metric for one in failed(judged, peers_wanted=True)}
+    unmeasured = {item.bound.metric for item in failed(judged, peers_wanted=True)}
     assert unmeasured == {"burst.ratio_no_log", "burst.ratio_postgres"}
     assert failed(judged, peers_wanted=False) == []
 

@@ -100,7 +100,7 @@ def test_texts_of_the_picture_fit_their_boxes() -> None:
     """A letter of a usual font without serifs is 0.55 of its size wide, on average and at most."""
     text = (ROOT / "docs" / "wheel.svg").read_text()
     boxes = re.findall(r'<rect [^>]*width="(\d+)"[^>]*class="b"/>(.*)', text)
-    words = [(int(width), *one) for width, rest in boxes for one in _TEXT.findall(rest)]
+    words = [(int(width), *item) for width, rest in boxes for item in _TEXT.findall(rest)]
     assert len(words) >= 6
     for width, kind, said in words:
         size = {"t": 14, "s": 12}[kind]

@@ -85,10 +85,10 @@ def test_manifests_follow_the_schemas_of_kubernetes(version: str) -> None:
     version = latest_version() if version == "the newest" else version
     kinds = set()
     for path in MANIFESTS:
-        for one in yaml.safe_load_all(path.read_text()):
-            kinds.add(one["kind"])
-            if one["kind"] not in OPERATORS:
-                kubernetes_validate.validate(one, version, strict=True)
+        for entry in yaml.safe_load_all(path.read_text()):
+            kinds.add(entry["kind"])
+            if entry["kind"] not in OPERATORS:
+                kubernetes_validate.validate(entry, version, strict=True)
     assert kinds >= {"StatefulSet", "Deployment", "Service", "NetworkPolicy", "PodDisruptionBudget"}
 
 
@@ -102,7 +102,7 @@ def test_a_field_that_kubernetes_does_not_know_is_refused() -> None:
 @pytest.mark.parametrize("folder", [KUBERNETES, WORKERS], ids=lambda path: str(path.name))
 def test_a_kustomization_names_existing_files(folder: Path) -> None:
     said = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    files = [name for one in said.get("configMapGenerator", ()) for name in one["files"]]
+    files = [name for entry in said.get("configMapGenerator", ()) for name in entry["files"]]
     for name in [*said["resources"], *files]:
         assert (folder / name).is_file(), name
     if shutil.which("kubectl"):
@@ -234,7 +234,7 @@ def test_daemons_of_compose_files_have_valid_settings(
     assert len(nodes) == len(daemons)
     [store] = stores
     if store.partition(":")[0] in SCHEMES:
-        hosts = {place for one in services(path).items() for place in _places(*one)}
+        hosts = {place for item in services(path).items() for place in _places(*item)}
         assert {host for host, _ in options_from(store).seeds} <= hosts
 
 
@@ -280,7 +280,7 @@ def test_the_written_image_needs_no_clone(tmp_path: Path) -> None:
     text = (tmp_path / "deploy" / "Dockerfile").read_text()
     assert re.findall(r"^COPY (?!--from=)", text, re.MULTILINE) == []
     assert f'pip install --no-cache-dir "tickwheel[all]=={__version__}"' in text
-    for path in (tmp_path / one.relative_to(ROOT) for one in COMPOSE):
+    for path in (tmp_path / item.relative_to(ROOT) for item in COMPOSE):
         for service in services(path).values():
             if "build" in service:
                 context = path.parent / service["build"]["context"]
@@ -394,7 +394,7 @@ def test_daemons_of_the_manifests_have_valid_settings(
     [mount] = [
         mount for mount in container["volumeMounts"] if mount["mountPath"] == str(tokens.parent)
     ]
-    [volume] = [one for one in spec["volumes"] if one["name"] == mount["name"]]
+    [volume] = [entry for entry in spec["volumes"] if entry["name"] == mount["name"]]
     assert tokens.name in [item["path"] for item in volume["secret"]["items"]]
 
 
@@ -402,7 +402,7 @@ def test_services_and_probes_use_ports_of_the_daemons() -> None:
     daemons = the("StatefulSet")
     labels = daemons["spec"]["template"]["metadata"]["labels"]
     _, container = pod(daemons)
-    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    ports = {entry["name"]: entry["containerPort"] for entry in container["ports"]}
     assert set(ports.values()) == {7355, 7356}
     found = objects("Service")
     assert len(found) == 2
@@ -415,8 +415,8 @@ def test_services_and_probes_use_ports_of_the_daemons() -> None:
     assert headless["publishNotReadyAddresses"], "who is sent to a daemon finds it"
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         assert container[probe]["httpGet"]["port"] in ports
-    for one in (the("PodDisruptionBudget"), the("ServiceMonitor")):
-        assert one["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    for entry in (the("PodDisruptionBudget"), the("ServiceMonitor")):
+        assert entry["spec"]["selector"]["matchLabels"].items() <= labels.items()
     [endpoint] = the("ServiceMonitor")["spec"]["endpoints"]
     assert endpoint["port"] in ports
     assert the("ServiceMonitor")["spec"]["jobLabel"] in labels
@@ -430,17 +430,17 @@ def test_the_disruption_budget_keeps_one_daemon() -> None:
 def test_the_network_lets_clients_prometheus_and_redis_through() -> None:
     policy = the("NetworkPolicy")["spec"]
     _, container = pod(the("StatefulSet"))
-    ports = {one["containerPort"] for one in container["ports"]}
+    ports = {entry["containerPort"] for entry in container["ports"]}
     let_in = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
     assert let_in == ports
     let_out = {port["port"] for rule in policy["egress"] for port in rule["ports"]}
     assert let_out == {53, PORT, SENTINEL_PORT}
     workers = the("Deployment")["spec"]["template"]["metadata"]["labels"]
     allowed = [
-        one["podSelector"]["matchLabels"].items() <= workers.items()
+        entry["podSelector"]["matchLabels"].items() <= workers.items()
         for rule in policy["ingress"]
-        for one in rule["from"]
-        if "podSelector" in one
+        for entry in rule["from"]
+        if "podSelector" in entry
     ]
     assert allowed == [True]
     assert (
@@ -500,8 +500,8 @@ def test_the_guide_makes_every_secret_that_is_used() -> None:
     used: dict[str, set[str]] = {}
     for kind in ("StatefulSet", "Deployment"):
         spec, container = pod(the(kind))
-        for one in container["env"]:
-            if secret := one.get("valueFrom", {}).get("secretKeyRef"):
+        for element in container["env"]:
+            if secret := element.get("valueFrom", {}).get("secretKeyRef"):
                 used.setdefault(secret["name"], set()).add(secret["key"])
         for volume in spec["volumes"]:
             if secret := volume.get("secret"):

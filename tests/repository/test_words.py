@@ -40,8 +40,8 @@ def _values(found: Any) -> Iterator[str]:
     if isinstance(found, dict):
         found = list(found.values())
     if isinstance(found, list):
-        for one in found:
-            yield from _values(one)
+        for item in found:
+            yield from _values(item)
     elif isinstance(found, str):
         yield found
 

@@ -83,7 +83,7 @@ async def test_audit_lines_name_caller_operation_and_outcome(rig: AccessRig) -> 
         "counts": {"cancelled": 11},
     }
     assert sum(found[1]["counts"].values()) == 2 and "unknown" in found[1]["counts"]
-    assert [(one["operation"], one["outcome"]) for one in found[2:]] == [
+    assert [(entry["operation"], entry["outcome"]) for entry in found[2:]] == [
         ("create_group", "ok"),
         ("delete_group", "not_found"),
     ]
@@ -109,7 +109,7 @@ async def test_http_requests_and_refusals_are_audited(rig: AccessRig) -> None:
     schedule = {"topic": "t", "every_ms": 60_000, "body": SECRET.decode()}
     assert (await rig.http(ops, "PUT", "/v1/schedules/nightly", schedule)).status in (200, 201)
     found = [line for line in lines(rig) if not line["operation"].startswith("token_")]
-    assert [(one["who"], one["operation"], one["outcome"]) for one in found] == [
+    assert [(entry["who"], entry["operation"], entry["outcome"]) for entry in found] == [
         ("token few", "delete_topic", "forbidden"),
         ("token ops", "put_schedule", "ok"),
     ]
@@ -277,7 +277,7 @@ async def test_lines_that_wait_for_a_slow_disk_have_a_limit(
     for _ in range(5):
         log.write({"operation": "n"})
     goes_on.set()
-    found = [one["operation"] for one in lines(rig)]
+    found = [entry["operation"] for entry in lines(rig)]
     assert found == ["first", "audit_lines_lost", "n", "n", "n"]
     assert lines(rig)[1]["count"] == 2
 
@@ -309,7 +309,7 @@ async def test_a_clean_stop_waits_for_every_line(
     assert await asyncio.to_thread(is_closing)
     goes_on.set()
     await stopping
-    assert [one["operation"] for one in lines(rig)] == [str(number) for number in range(100)]
+    assert [entry["operation"] for entry in lines(rig)] == [str(number) for number in range(100)]
     log.write({"operation": "later"})
     assert lines(rig)[-1]["operation"] == "later"
 
@@ -348,7 +348,7 @@ async def test_run_schedule_in_a_batch_with_an_enqueue_is_audited(rig: AccessRig
     for number in numbers:
         assert (await peer.answer(number))[0] == T.OK
     ran = [line for line in lines(rig) if line["operation"] == "run_schedule"]
-    assert [(one["outcome"], one["counts"]) for one in ran] == [("ok", {"tasks": 1})]
+    assert [(entry["outcome"], entry["counts"]) for entry in ran] == [("ok", {"tasks": 1})]
 
 
 async def prepared(rig: AccessRig, peer: Peer, *names: str) -> None:
@@ -369,13 +369,15 @@ async def test_an_operators_decision_is_audited(rig: AccessRig) -> None:
     assert [answer[0] for answer in answers] == [T.OK, T.OK, T.ERROR]
     assert (await operator.call(T.COMMIT, "a"))[0] == T.OK  # once more
     found = [line for line in lines(rig) if line["operation"].endswith("_transaction")]
-    said = {(one["operation"], one["named"]["transaction"], one["outcome"]) for one in found}
+    said = {
+        (entry["operation"], entry["named"]["transaction"], entry["outcome"]) for entry in found
+    }
     assert said == {
         ("commit_transaction", "a", "ok"),
         ("rollback_transaction", "b", "ok"),
         ("commit_transaction", "none", "unknown_transaction"),
     }
-    commits = [one["counts"] for one in found if one["named"]["transaction"] == "a"]
+    commits = [entry["counts"] for entry in found if entry["named"]["transaction"] == "a"]
     assert commits == [{"tasks": 2}] * 2
 
 
@@ -403,8 +405,8 @@ async def test_a_decision_on_anothers_transaction_is_audited(rig: AccessRig) -> 
     assert (await other.call(T.COMMIT, "b"))[0] == T.OK
     assert (await other.call(T.COMMIT, "c"))[0] == T.OK
     found = [line for line in lines(rig) if line["operation"].endswith("_transaction")]
-    assert [one["named"]["transaction"] for one in found] == ["a", "b", "c"]
-    assert {one["who"] for one in found} == {"token also"}
+    assert [entry["named"]["transaction"] for entry in found] == ["a", "b", "c"]
+    assert {entry["who"] for entry in found} == {"token also"}
 
 
 async def test_console_logins_are_audited_and_failures_limited(rig: AccessRig) -> None:
@@ -423,7 +425,7 @@ async def test_console_logins_are_audited_and_failures_limited(rig: AccessRig) -
         assert (await rig.http("tw_x_y", "POST", "/v1/sessions")).status == 401
     failed = lines(rig)[begun + 3 :]
     assert len(failed) == LINES_MAX
-    assert {(one["who"], one["outcome"]) for one in failed} == {("nobody", "unauthorized")}
+    assert {(entry["who"], entry["outcome"]) for entry in failed} == {("nobody", "unauthorized")}
     rig.sources.now_ms += 60_000
     await rig.http("tw_x_y", "POST", "/v1/sessions")
     assert lines(rig)[-1]["counts"] == {"left_out": 5}

@@ -396,7 +396,7 @@ async def test_requests_in_one_read_count_towards_the_window(make: Make, rule: s
         ok(answer)
     for answer in answers[4:]:
         refused(answer, "window_full", "the limit is 5 (window_max)")
-    (session,) = (one for one in rig.core.sessions if one.requests > 1)
+    (session,) = (item for item in rig.core.sessions if item.requests > 1)
     assert session.requests == len(session.answers) == 5
     ok(await peer.call(T.ENQUEUE, floor + 1, [("t", b"", DAY_MS, {"key": "k0", **options})]))
 
@@ -566,7 +566,7 @@ async def test_uncommitted_changes_are_limited_by_bytes(
     assert waiting() == 40, "no room for more"
     rig.store.go_on()
     for number in numbers:
-        assert all(one[1] == "scheduled" for one in ok(await peer.answer(number)))
+        assert all(row[1] == "scheduled" for row in ok(await peer.answer(number)))
 
 
 # --- what reads ----------------------------------------------------------------------------------
@@ -622,7 +622,7 @@ async def test_a_command_on_large_tasks_reads_them_in_parts(make: Make) -> None:
     assert len(ok(await peer.call(T.LOOKUP, ids[:1]))) == 1
     rig.store.reads.clear()
     asked = [peer.send(T.CANCEL, ids[:40]), peer.send(T.CANCEL, ids[30:] + ids[:1])]
-    words = [[one[1] for one in ok(await peer.answer(number))] for number in asked]
+    words = [[row[1] for row in ok(await peer.answer(number))] for number in asked]
     assert words[0] == ["cancelled"] * 40
     assert words[1] == ["already_cancelled"] * 10 + ["cancelled"] * 20 + ["already_cancelled"]
     assert max(rig.store.reads) <= 17 * MIB

@@ -53,7 +53,7 @@ async def asked(rig: AccessRig, peer: Peer) -> list[Any]:
     """(transaction, the how manieth time) of the questions that came."""
     await rig.settle()
     frames = [frame for frame in peer.frames() if frame[0] == T.CHECK]
-    return [(one[0], one[3]) for frame in frames for one in frame[2]]
+    return [(item[0], item[3]) for frame in frames for item in frame[2]]
 
 
 async def times_to_ask(rig: AccessRig, count: int) -> None:
@@ -135,7 +135,7 @@ async def test_a_member_that_does_not_read_is_asked_later(rig: AccessRig) -> Non
     shop = await of(rig, "shop")
     ours = await member(rig, shop)
     await prepared(rig, shop, "x")
-    caller = next(one for one in rig.shard.callers if rig.shard.checkbacks.groups_of(one))
+    caller = next(item for item in rig.shard.callers if rig.shard.checkbacks.groups_of(item))
     operations = rig.operations
     operations.blocked(caller)
     await times_to_ask(rig, 1)

@@ -131,7 +131,7 @@ async def test_bulk_operations_on_other_topics_are_hidden(rig: AccessRig) -> Non
         await words(owner, T.ENQUEUE, 1, ((topic, b"", 60_000),))
         await words(owner, T.BULK_MAKE, topic, "cancel", {"id": topic, "tags": "none"})
     page = await words(peer, T.BULK_LIST, {})
-    assert [one["id"] for one in page["bulk"]] == ["ours.a"]
+    assert [row["id"] for row in page["bulk"]] == ["ours.a"]
     for verb in ("show", "cancel"):
         answers = [await peer.call(T.BULK, name, verb) for name in ("theirs", "never")]
         assert [answer[2] for answer in answers] == ["not_found", "not_found"], verb
@@ -151,7 +151,7 @@ async def test_consumers_of_other_topics_are_not_shown(rig: AccessRig) -> None:
         await words(owner, T.SUBSCRIBE, sub, topic, "g", 5, None)
     peer = await rig.peer_with("read=ours.*")
     found = (await words(peer, T.CONSUMER_LIST, None))["consumers"]
-    assert [(one["topic"], one["prefetch"]) for one in found] == [("ours.a", 5)]
+    assert [(row["topic"], row["prefetch"]) for row in found] == [("ours.a", 5)]
     assert (await words(peer, T.CONSUMER_LIST, {"topic": "theirs"}))["consumers"] == ()
     assert len((await words(owner, T.CONSUMER_LIST, None))["consumers"]) == 2
     producer = await rig.peer_with("produce=ours.*")

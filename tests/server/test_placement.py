@@ -106,7 +106,7 @@ def node(name: str, *claims: tuple[int, int], standbys: tuple[int, ...] = ()) ->
 
 def seen(*nodes: NodeRecord, drained: str = "") -> NodesSeen:
     return NodesSeen(
-        0, {one.name: one for one in nodes}, dict.fromkeys("ab", 0), {}, frozenset(drained), 0
+        0, {item.name: item for item in nodes}, dict.fromkeys("ab", 0), {}, frozenset(drained), 0
     )
 
 

@@ -339,4 +339,4 @@ async def test_quotas_cover_all_shards_together(
             with pytest.raises(Overloaded):
                 for _ in range(most + 1):
                     await client.enqueue("t", b"", key=key_in(shard, count), delay=3_600)
-        assert len([one async for one in client.list_tasks()]) == most
+        assert len([item async for item in client.list_tasks()]) == most

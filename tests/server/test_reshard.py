@@ -159,7 +159,7 @@ class Found:
         self, small: SmallState, tasks: list[StoredTask], epoch: int, id_mark: int
     ) -> None:
         self.small, self.epoch, self.id_mark = small, epoch, id_mark
-        self.tasks = {one.row.id: one for one in tasks}
+        self.tasks = {item.row.id: item for item in tasks}
 
     def of(self, kind: Kind[Any]) -> list[Any]:
         return by_text(self.small.of_kind(kind))
@@ -172,7 +172,7 @@ async def _read(path: str) -> Found:
     try:
         scanned = await store.scan(-1, 10_000, None)
         # One by one: what lies under another shard's pack is found only beside its neighbours.
-        tasks = [task for one in scanned for task in (await store.read([one.row.id])).values()]
+        tasks = [task for item in scanned for task in (await store.read([item.row.id])).values()]
         assert tasks == scanned
         return Found(await store.recover_small(), tasks, opened.epoch - 1, opened.id_mark)
     finally:
@@ -250,7 +250,7 @@ def test_progress_dead_letters_and_outcomes_are_moved(tmp_path: Path) -> None:
     assert found[0].small.outcomes == [
         (ident(50, 0), Outcome.ACKED), (ident(40, 0), Outcome.EXPIRED),
     ]  # fmt: skip
-    assert [len(one.small.outcomes) for one in found] == [2, 0, 0]
+    assert [len(item.small.outcomes) for item in found] == [2, 0, 0]
 
 
 # --- records -------------------------------------------------------------------------------------
@@ -390,8 +390,8 @@ def test_a_moved_task_is_owed_to_the_same_groups(tmp_path: Path) -> None:
     assert all(not found.tasks[row.id].progress for row in (*later, *others))
     # A repeated run keeps the records of a task without duplicates.
     assert folder.to(2).done == 0
-    assert sum(len(one.progress) for one in folder.read(1).tasks.values()) == 0
-    assert sum(len(one.progress) for one in folder.read(0).tasks.values()) == len(fired)
+    assert sum(len(item.progress) for item in folder.read(1).tasks.values()) == 0
+    assert sum(len(item.progress) for item in folder.read(0).tasks.values()) == len(fired)
 
 
 def test_a_group_missing_in_a_shard_starts_there_now(tmp_path: Path) -> None:

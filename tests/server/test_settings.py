@@ -83,7 +83,7 @@ def test_serve_ignores_the_clients_token(monkeypatch: pytest.MonkeyPatch) -> Non
     run = CliRunner().invoke
     assert run(app, ["serve"]).exit_code == 0
     assert run(app, ["serve", "--serve-token", "of-the-daemon"]).exit_code == 0
-    assert [one.serve_token for one in seen] == [None, "of-the-daemon"]
+    assert [item.serve_token for item in seen] == [None, "of-the-daemon"]
     refused = run(app, ["--token", "meant-for-whom", "serve"])
     assert isinstance(refused.exception, BadRequest)
     assert "--serve-token" in str(refused.exception)

@@ -143,7 +143,7 @@ def test_a_file_of_another_shape(path: Path, value: Any) -> None:
 def test_concurrent_commands_lose_no_token(path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         made = [pool.submit(tokens.create, path, f"n{n}", ALL, 5, None) for n in range(24)]
-    assert set(tokens.read(path)) == {one.result()[0].id for one in made}
+    assert set(tokens.read(path)) == {item.result()[0].id for item in made}
 
 
 def test_a_failed_write_keeps_the_token_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,7 @@ def bodies() -> list[Case]:
 
 def declared(method: str, path: str) -> list[str]:
     """The fields that the document has, of the body."""
-    route = next(one for one in ROUTES if (one.method, one.path) == (method, path))
+    route = next(item for item in ROUTES if (item.method, item.path) == (method, path))
     kinds = route.body.__args__ if hasattr(route.body, "__args__") else (route.body,)
     return sorted({field.encode_name for kind in kinds for field in msgspec.structs.fields(kind)})
 

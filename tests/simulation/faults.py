@@ -145,7 +145,7 @@ def jump(world: World) -> None:
 
 def kill_client(world: World | WholeWorld) -> None:
     """A consumer or the worker is killed, and started again."""
-    program = world.rnd.choice([one for one in world.programs if "producer" not in one.name])
+    program = world.rnd.choice([item for item in world.programs if "producer" not in item.name])
     if program.host.is_alive:
         program.kill()
         for_s(world, 0.05, 1.0, lambda: program.host.is_alive or program.start())

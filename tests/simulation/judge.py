@@ -46,18 +46,18 @@ def in_order(records: Records) -> list[str]:
     """Return tasks of a key delivered before an earlier due task that already existed."""
     wrong: list[str] = []
     came: dict[str, list[Seen]] = defaultdict(list)
-    for one in records.seen:
-        others = came[one.key]
-        if all(one.id != before.id for before in others):
+    for task in records.seen:
+        others = came[task.key]
+        if all(task.id != before.id for before in others):
             wrong += [
-                f"out of order: {one} came after {before}"
+                f"out of order: {task} came after {before}"
                 for before in others
-                if (before.due_ms, before.id) > (one.due_ms, one.id)
+                if (before.due_ms, before.id) > (task.due_ms, task.id)
                 # One whose first delivery nobody saw has had its turn since then.
                 if before.attempt == 1
-                and records.there_ms.get(one.id, before.delivered_ms) < before.delivered_ms
+                and records.there_ms.get(task.id, before.delivered_ms) < before.delivered_ms
             ]
-            others.append(one)
+            others.append(task)
     return wrong
 
 
@@ -88,7 +88,7 @@ def one_owner_an_epoch(server: Server) -> list[str]:
 
 def nothing_twice(records: Records) -> list[str]:
     """Return repeats in a run with orderly stops only, over which leases last."""
-    came = Counter((one.token, one.group) for one in records.journal.delivered)
+    came = Counter((item.token, item.group) for item in records.journal.delivered)
     return [
         f"{token} came {times} times to {group}, and nothing had happened but hand-overs"
         for (token, group), times in came.items()

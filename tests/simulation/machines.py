@@ -265,7 +265,7 @@ class Machine:
             wake_writer=wake_writer,
         )
         self.member = Member(self.node, None)
-        processes = [Process(one.shard, one, is_wanted=False) for one in self.node.shards]
+        processes = [Process(item.shard, item, is_wanted=False) for item in self.node.shards]
         processes.append(Process(world.count, settings, ProcessKind.REGISTRAR))
         log = cast(Any, Log(world, self.parent_host))
         self.parent = SimParent(self, self.node, processes, log)

@@ -247,7 +247,7 @@ class NodesWorld(Run):
             return
         machine, now_s = host.machine, self.loop.time()
         self.trace("gives", host, "with its node" if is_node else "")
-        others = [one for one in self.machines if one.is_alive and one is not machine]
+        others = [item for item in self.machines if item.is_alive and item is not machine]
         if is_node:
             if self.is_calm and any(not other.is_leaving for other in others):
                 self.problems.append(f"{host} leads still when its node ends, at {now_s:.3f} s")
@@ -392,7 +392,7 @@ class NodesWorld(Run):
             if machine.is_alive:
                 for host in machine.hosts.values():
                     host.thaw()
-        if all(one.is_gone or not one.is_alive for one in self.machines):
+        if all(item.is_gone or not item.is_alive for item in self.machines):
             self.machines[0].start()
 
     def simulate(self, lines: list[tuple[Any, ...]] | None) -> Outcome:
@@ -409,7 +409,7 @@ class NodesWorld(Run):
     @contextmanager
     def patched(self) -> Iterator[None]:
         """What nodes ask the system and the store for comes from this run."""
-        machines = {one.name: one for one in self.machines}
+        machines = {item.name: item for item in self.machines}
 
         def is_over(life: str, here: str | None) -> bool:
             """Whether a machine sees that a process of its own is over."""
@@ -475,7 +475,7 @@ def _for_s(world: NodesWorld, low_s: float, high_s: float, end: Callable[[], obj
 
 
 def _is_last(world: NodesWorld, machine: Machine) -> bool:
-    return all(one is machine or one.is_gone for one in world.machines)
+    return all(item is machine or item.is_gone for item in world.machines)
 
 
 def _for_good(world: NodesWorld, machine: Machine) -> bool:

@@ -99,9 +99,9 @@ class Records:
         an ack was sent and not confirmed."""
         return [
             f"{token} for {group}"
-            for one in self.journal.accepted
-            for token, task_id in zip(one.tokens, one.ids, strict=True)
-            for group in GROUPS[one.topic]
+            for item in self.journal.accepted
+            for token, task_id in zip(item.tokens, item.ids, strict=True)
+            for group in GROUPS[item.topic]
             if task_id not in self.over and (task_id, group) not in self.acked
             if sure or (task_id, group) not in self._asked
         ]
@@ -437,7 +437,7 @@ async def look(program: Program, client: SimClient) -> None:
     """Ask what became of every confirmed task. An ack whose answer was lost, or came to a handler
     that was cancelled meanwhile, is confirmed by what is said of its task."""
     records, journal = program.records, program.records.journal
-    topics = {task_id: one.topic for one in journal.accepted for task_id in one.ids}
+    topics = {task_id: item.topic for item in journal.accepted for task_id in item.ids}
     journal.looked.clear()
     for info in await client.lookup_many(list(topics)) if topics else ():
         journal.looked.append(Looked(info.id, info.state, records.now_ms))

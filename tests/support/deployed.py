@@ -27,8 +27,8 @@ MANIFESTS = tuple(
 
 def objects(kind: str) -> list[dict[str, Any]]:
     """Return all objects of a kind in the manifests."""
-    found = (one for path in MANIFESTS for one in yaml.safe_load_all(path.read_text()))
-    return [one for one in found if one["kind"] == kind]
+    found = (item for path in MANIFESTS for item in yaml.safe_load_all(path.read_text()))
+    return [entry for entry in found if entry["kind"] == kind]
 
 
 def the(kind: str, name: str = "") -> dict[str, Any]:
@@ -50,11 +50,11 @@ def environment(container: dict[str, Any]) -> dict[str, str]:
     Values from a Secret or the pod itself are ``<their name>``; ``$(NAME)`` is replaced by an
     earlier value."""
     values: dict[str, str] = {}
-    for one in container["env"]:
-        value = one.get("value", f"<{one['name']}>")
+    for entry in container["env"]:
+        value = entry.get("value", f"<{entry['name']}>")
         for name, earlier in values.items():
             value = value.replace(f"$({name})", earlier)
-        values[one["name"]] = value
+        values[entry["name"]] = value
     return values
 
 
@@ -71,7 +71,7 @@ def _whole(path: Path, service: dict[str, Any]) -> dict[str, Any]:
     whole = {**extended, **{name: value for name, value in service.items() if name != "extends"}}
     # The last mount at a path wins.
     mounted = [*extended.get("volumes", ()), *service.get("volumes", ())]
-    whole["volumes"] = list({one.split(":")[1]: one for one in mounted}.values())
+    whole["volumes"] = list({item.split(":")[1]: item for item in mounted}.values())
     return whole
 
 

@@ -165,25 +165,30 @@ class DeliveryRules(StoreRules):
 
     def _see_deliveries(self, got: list[Got], handed: list[Got], *, everything: bool) -> None:
         model, rig = self.model, self.rig
-        assert not any(one.subscriber.at_most_once for one in got), "sent before its end"
-        assert not any(one.subscriber in self.doubted for one in (*got, *handed)), "to the dead"
-        for one in (*got, *handed):
-            task = model.now.tasks[one.id]
-            assert task.due_ms == one.due_ms <= rig.now_ms, "delivered early"
+        assert not any(item.subscriber.at_most_once for item in got), "sent before its end"
+        assert not any(item.subscriber in self.doubted for item in (*got, *handed)), "to the dead"
+        for delivery in (*got, *handed):
+            task = model.now.tasks[delivery.id]
+            assert task.due_ms == delivery.due_ms <= rig.now_ms, "delivered early"
             assert not task.is_over(rig.now_ms), "delivered when its time to live was over"
-            assert not model.now.is_held(task.topic, one.group.name), "delivered in a pause"
-            for key in ((task.topic, one.group.name), (task.topic, "")):
+            assert not model.now.is_held(task.topic, delivery.group.name), "delivered in a pause"
+            for key in ((task.topic, delivery.group.name), (task.topic, "")):
                 if key in model.rates:
                     assert model.rates[key].tokens(rig.mono_ms) > 1 - ROUNDING, "over the rate"
                     model.rates[key].sent_mono_ms.append(rig.mono_ms)
-            failed = model.standing(one.id, one.group.name).failed
-            attempt = model.deliver(task, one.group.name, rig.mono_ms, one.subscriber.lease_ms)
-            assert (attempt, failed) == (one.attempt, one.failures)
-            receipt = one.id, one.group, one.epoch, one.attempt
+            failed = model.standing(delivery.id, delivery.group.name).failed
+            attempt = model.deliver(
+                task, delivery.group.name, rig.mono_ms, delivery.subscriber.lease_ms
+            )
+            assert (attempt, failed) == (delivery.attempt, delivery.failures)
+            receipt = delivery.id, delivery.group, delivery.epoch, delivery.attempt
             assert receipt not in self.receipts, "two deliveries have one receipt"
             self.receipts.add(receipt)
-        for one in handed:
-            assert model.ack((one.id, one.group.name, one.epoch, one.attempt)) == "acked"
+        for delivery in handed:
+            assert (
+                model.ack((delivery.id, delivery.group.name, delivery.epoch, delivery.attempt))
+                == "acked"
+            )
         self.got += (*got, *handed)
         places = recount(rig)
         for task in list(model.now.tasks.values()):

@@ -70,11 +70,11 @@ def in_key_queues(core: Core, group: Group) -> list[int]:
         entries.subtract(queue.stale)
         assert share.waiting == entries.total()
         task_ids += entries.elements()
-        flying = [one for one in group.flight.values() if one.traits.share is share]
+        flying = [item for item in group.flight.values() if item.traits.share is share]
         assert share.in_flight == len(flying), "in flight of a value"
         assert not share.is_idle or share.bucket is not None, "a value with nothing is remembered"
     kept = ordering.pauses.kept_back
-    assert {one.mark for one in kept.values()} <= group.paused_keys.keys() or group.is_closed
+    assert {item.mark for item in kept.values()} <= group.paused_keys.keys() or group.is_closed
     assert group.paused_keys.keys() <= group.key_intervals.keys()
     task_ids += kept
     assert group.in_key_queues == len(task_ids)
@@ -166,8 +166,8 @@ def _unfinished(core: Core, known: dict[int, TaskSnapshot], wanted: set[int]) ->
     staged = Counter(row.topic for batch in batches for row in batch.effects.enqueued.values())
     halves = Counter(
         half.topic
-        for one in core.transaction_registry.by_name.values()
-        for part in one.parts.values()
+        for item in core.transaction_registry.by_name.values()
+        for part in item.parts.values()
         for half in part.halves
     )
     assert core.transaction_registry.topics == halves
@@ -181,7 +181,7 @@ def _unfinished(core: Core, known: dict[int, TaskSnapshot], wanted: set[int]) ->
 
 def _presences(groups: list[Group]) -> None:
     """Check the deliveries of each connection, and what it is reserved for."""
-    unsettled = Counter(one.subscriber.presence for g in groups for one in g.flight.values())
+    unsettled = Counter(item.subscriber.presence for g in groups for item in g.flight.values())
     for group in groups:
         for subscriber in group.subscribers:
             presence = subscriber.presence
@@ -240,10 +240,10 @@ def _settings(rig: Rig) -> None:
     assert stored == {(row.topic, row.group): row for row in holds}
     for topic in core.topics.values():
         ones: list[Topic | Group] = [topic, *topic.groups.values()]
-        for one in ones:
-            rate = one.settings.rate
-            assert (one.bucket is None) == (rate is None)
-            assert one.bucket is None or one.bucket.rate == rate
+        for item in ones:
+            rate = item.settings.rate
+            assert (item.bucket is None) == (rate is None)
+            assert item.bucket is None or item.bucket.rate == rate
 
 
 def _apply(stored: dict[Any, Any], changes: dict[Any, Any]) -> None:
@@ -312,12 +312,12 @@ def _is_of(known: TaskSnapshot, group: Group) -> bool:
 def _transactions(rig: Rig) -> None:
     """Check the sums and rows of open transactions."""
     registry = rig.core.transaction_registry
-    open_ = [one for one in registry.by_name.values() if not one.row.state.is_decided]
-    halves = [half for one in open_ for part in one.parts.values() for half in part.halves]
+    open_ = [item for item in registry.by_name.values() if not item.row.state.is_decided]
+    halves = [half for item in open_ for part in item.parts.values() for half in part.halves]
     assert registry.tasks == len(halves)
     assert registry.size_bytes == sum(half.size_bytes for half in halves)
     assert registry.undecided == len(open_)
-    assert registry.parked == sum(one.row.state is TransactionState.PARKED for one in open_)
+    assert registry.parked == sum(item.row.state is TransactionState.PARKED for item in open_)
     batches = (rig.core.sealed, rig.core.open)
     for name, one in registry.by_name.items():
         assert one.staged is None or one.staged in batches, f"{name} is staged in no batch"

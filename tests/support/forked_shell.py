@@ -61,8 +61,8 @@ def _stand_in(asking: socket.socket) -> None:
         process = _fork(asking)
         asking.send(str(process.pid).encode())
         watched = select.poll()
-        for one in (asking, process):
-            watched.register(one, select.POLLIN)
+        for item in (asking, process):
+            watched.register(item, select.POLLIN)
         watched.poll()
         if process.poll() is None:  # the caller was killed, and so is the process it stands for
             process.kill()

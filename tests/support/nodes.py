@@ -22,7 +22,7 @@ def family(pid: int) -> list[int]:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except FileNotFoundError:  # it has ended meanwhile
         children = []
-    return [pid, *(one for child in children for one in family(int(child)))]
+    return [pid, *(item for child in children for item in family(int(child)))]
 
 
 class Node(Daemon):

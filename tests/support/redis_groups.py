@@ -47,7 +47,7 @@ def ask(server: RedisServer, *args: str | bytes | int) -> Any:
 def asked(port: int, password: str, *args: str | bytes | int, before: tuple[str, ...] = ()) -> Any:
     """Like ``ask``, with a command `before` it."""
     reader, reply = hiredis.Reader(), None
-    commands = [one for one in (("AUTH", password) if password else (), before, args) if one]
+    commands = [item for item in (("AUTH", password) if password else (), before, args) if item]
     with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as connection:
         for command in commands:
             connection.sendall(hiredis.pack_command(tuple(command)))
@@ -215,8 +215,8 @@ class SentinelGroup:
         return True
 
     def stop(self) -> None:
-        for one in (*self.sentinels, *self.servers):
-            one.kill()
+        for item in (*self.sentinels, *self.servers):
+            item.kill()
 
     def named(self) -> set[int]:
         """Return the master ports that the Sentinels name."""
@@ -232,7 +232,7 @@ class SentinelGroup:
 
     def _master(self, but: RedisServer | None = None) -> RedisServer | None:
         ports = self.named()
-        for server in [one for one in self.servers if one is not but]:
+        for server in [item for item in self.servers if item is not but]:
             if (
                 ports == {named_port(server)}
                 and info(server, "replication").get("role") == "master"
@@ -385,7 +385,7 @@ class Cluster:
                 continue
             for first, last, (_, port, *_), *_ in rows:
                 if first <= slot <= last:
-                    return next(one for one in self.nodes if one.port == port)
+                    return next(item for item in self.nodes if item.port == port)
         return None
 
     def replica_of(self, master: RedisServer) -> RedisServer:

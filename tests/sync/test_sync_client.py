@@ -99,7 +99,7 @@ def test_threads_share_one_client_and_its_frames(client: Client) -> None:
         return [client.enqueue("threads", b"%d" % number, timeout=WAIT_S).id for _ in range(20)]
 
     with ThreadPoolExecutor(16) as pool:
-        ids = {one for found in pool.map(produce, range(16)) for one in found}
+        ids = {item for found in pool.map(produce, range(16)) for item in found}
     assert len(ids) == 320
 
     got: list[int] = []

@@ -104,7 +104,7 @@ async def test_retries_and_dead_letters(place: Place) -> None:
         second = await nxt(deliveries)
         assert (second.attempt, second.failures) == (2, 1)
         assert await second.nack(reason="second") == "dead"
-        (letter,) = [one async for one in client.dead_list(topic="t")]
+        (letter,) = [item async for item in client.dead_list(topic="t")]
         assert (letter.reason, letter.attempt) == ("second", 2)
         assert [failure.reason for failure in letter.failures] == ["first", "second"]
         assert await client.dead_requeue([(letter.id, "g")]) == ["requeued"]
@@ -148,10 +148,10 @@ async def test_tasks_of_an_order_key_run_one_at_a_time(place: Place) -> None:
         got = []
         for _ in range(3):
             pair = [await nxt(deliveries), await nxt(deliveries)]
-            assert {one.order_key for one in pair} == {"a", "b"}
-            got += [one.body for one in pair]
-            for one in pair:
-                await one.ack()
+            assert {item.order_key for item in pair} == {"a", "b"}
+            got += [task.body for task in pair]
+            for delivery in pair:
+                await delivery.ack()
     assert sorted(got, key=int) == [b"%d" % n for n in range(6)]
     assert [body for body in got if int(body) % 2 == 0] == [b"0", b"2", b"4"]
 

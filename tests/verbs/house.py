@@ -90,7 +90,7 @@ class House:
         """``all`` asks what is tested, ``stage`` what goes before and after; ``but-RIGHT`` has all
         rights but that one."""
         for right in Right:
-            others = [one.value for one in Right if one is not right]
+            others = [item.value for item in Right if item is not right]
             self.tokens[f"but-{right}"] = self._token(f"but-{right}", *others)
         self.running = InProcess(
             folder,
@@ -196,7 +196,7 @@ class House:
         lines = self._audit.read_text().splitlines() if self._audit.exists() else []
         new, self._audit_read = lines[self._audit_read :], len(lines)
         said = [json.loads(line) for line in new]
-        return [one["operation"] for one in said if one["who"] == "token all"]
+        return [entry["operation"] for entry in said if entry["who"] == "token all"]
 
 
 def _port(url: str | None) -> int:

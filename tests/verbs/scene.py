@@ -172,7 +172,7 @@ class Stage:
         tasks = [(self.topic, b"%d" % n, delay_ms, options) for n in range(count)]
         answer = self.say(VERBS["enqueue"], self._raw.request + 1, tasks)
         self.house.settle()
-        return [self.seen(one) for one in answer[1]]
+        return [self.seen(item) for item in answer[1]]
 
     def seen(self, task_id: int) -> int:
         """The id, which answers show by its place among those that were seen."""
@@ -206,7 +206,7 @@ class Stage:
 
     def bury(self, count: int = 1, **options: Any) -> list[int]:
         """Make `count` dead letters of the group and return their ids."""
-        receipts = [(*one, "bad") for one in self.deliver(count, **options)]
+        receipts = [(*item, "bad") for item in self.deliver(count, **options)]
         self.say(VERBS["reject"], self.topic, self.group, receipts)
         return [receipt[0] for receipt in receipts]
 
@@ -242,7 +242,7 @@ class Stage:
             found = {self._text(name): self.plain(one) for name, one in value.items()}
             return {name: one for name, one in found.items() if one is not None}
         if isinstance(value, (list, tuple)):
-            return [self.plain(one) for one in value]
+            return [self.plain(item) for item in value]
         if isinstance(value, str):
             return self._text(value)
         return self._of_id(value) if type(value) is int and value >= ID_MIN else value
@@ -294,8 +294,8 @@ def elements(verb: Verb, values: Values) -> tuple[Any, ...]:
         fields = (*fields[:-1], fields[-1] | {name: values[name] for name in more})
     if not verb.word:
         return fields
-    sharing = [one for one in VERBS.values() if one.frame is verb.frame]
-    some = any(one.request is not None and one.request.options() for one in sharing)
+    sharing = [item for item in VERBS.values() if item.frame is verb.frame]
+    some = any(item.request is not None and item.request.options() for item in sharing)
     place, *rest = fields
     return (place, verb.word, *(rest or [None] * some))
 

@@ -157,7 +157,7 @@ def test_every_routed_verb_is_tested_over_http() -> None:
 
 
 def test_every_declared_error_is_tested() -> None:
-    asked = {(one.scene, one.code) for one in REFUSALS}
+    asked = {(refusal.scene, refusal.code) for refusal in REFUSALS}
     declared = {(n, code) for n, it in SCENES.items() for code in it.verb.errors}
     assert declared - asked == NOT_ASKED
 
@@ -209,7 +209,7 @@ def steady(answer: Any) -> Any:
     if isinstance(answer, dict):
         return {n: steady(one) for n, one in answer.items() if n not in VOLATILE}
     return (
-        [steady(one) for one in answer if not _is_foreign(one)]
+        [steady(item) for item in answer if not _is_foreign(item)]
         if isinstance(answer, list)
         else answer
     )
@@ -217,7 +217,7 @@ def steady(answer: Any) -> Any:
 
 def _is_foreign(item: Any) -> bool:
     return isinstance(item, dict) and any(
-        isinstance(one, str) and _PREFIX.match(one) for one in item.values()
+        isinstance(element, str) and _PREFIX.match(element) for element in item.values()
     )
 
 
@@ -348,11 +348,11 @@ def test_fields_are_accepted_up_to_their_bounds(name: str, ways: Ways, begin: Be
     limits = ways.house.running.shard.settings.limits()
     for field in scene.verb.request.fields():
         rest = beside(field, scene.verb.request, values)
-        for one in beyond(field, limits):
-            check_refused(scene, field, one, rest | {field.name: one.value}, ways)
-        for one in within(field, limits):
+        for item in beyond(field, limits):
+            check_refused(scene, field, item, rest | {field.name: item.value}, ways)
+        for item in within(field, limits):
             for kind in (Tcp, OverHttp):
-                check_taken(ways.one(kind), scene, one, rest | {field.name: one.value})
+                check_taken(ways.one(kind), scene, item, rest | {field.name: item.value})
 
 
 def beside(field: Field, request: type[Request], values: Values) -> Values:
@@ -363,13 +363,13 @@ def beside(field: Field, request: type[Request], values: Values) -> Values:
     if field.name in request.one_of:
         without |= set(request.one_of)
     if issubclass(request, MoveFields) and field in MoveFields.fields():
-        without |= {one.name for one in MoveFields.fields()}
+        without |= {item.name for item in MoveFields.fields()}
     if issubclass(request, Selection) and field.name in OF_KEY:
         without, more = without | {"ids"}, {"topic": "t", "key": "k"}
     return {name: one for name, one in values.items() if name not in without} | more
 
 
-OF_KEY = {one.name for one in LookUp.fields()} - {"ids"}
+OF_KEY = {field.name for field in LookUp.fields()} - {"ids"}
 """Fields of a selection that are about a topic and a key."""
 
 

@@ -75,7 +75,7 @@ def canonical(verb: Verb, answer: Any) -> Any:
     if verb.answer is AcceptedIds:
         return list(answer[1])
     if verb.answer == list[TaskOutcome]:
-        return [tuple(one if one[2:] != (None,) else one[:2]) for one in map(tuple, answer)]
+        return [tuple(item if item[2:] != (None,) else item[:2]) for item in map(tuple, answer)]
     return answer
 
 
@@ -272,7 +272,7 @@ def _in_json(kind: FieldKind, value: Any) -> Any:
     if isinstance(kind, Id) and value is not None:
         return str(value)
     if isinstance(kind, Ids) and value is not None:
-        return [str(one) for one in value]
+        return [str(item) for item in value]
     if isinstance(kind, LetterPlace) and isinstance(value, tuple):
         return ".".join(map(str, value))
     if isinstance(value, bytes):
@@ -347,7 +347,7 @@ class AsyncPython(Python):
         async def asked() -> Any:
             answer = call(self._client, values)
             if inspect.isasyncgen(answer) or hasattr(answer, "__aiter__"):
-                return [one async for one in answer]
+                return [item async for item in answer]
             return await answer
 
         return self.house.do(asked())
@@ -406,7 +406,7 @@ def _for_a_word(verb: Verb, method: str, named: Values) -> tuple[str, Values, Of
 
 
 def _words(answer: Any) -> Any:
-    return [one[1] for one in answer]
+    return [row[1] for row in answer]
 
 
 def _only(ids: Any) -> Any:
@@ -424,7 +424,7 @@ def keywords(request: type[Request], values: Values) -> Values:
     """Values in the form of the wire as keywords of the clients."""
     found: Values = {}
     for name, value in values.items():
-        field = next((one for one in request.fields() if one.name == name), None)
+        field = next((item for item in request.fields() if item.name == name), None)
         if field is None:
             raise Unsayable
         if isinstance(field.kind, Block):
@@ -495,9 +495,9 @@ def _lines_of(verb: Verb) -> Of:
     if verb.answer == list[str]:
         return lambda answer: [{"status": word} for word in answer]
     if verb.answer == list[TaskOutcome]:
-        return lambda answer: [dict(zip(("id", "status", "due_ms"), one)) for one in answer]  # noqa: B905  # a due time may be left out
+        return lambda answer: [dict(zip(("id", "status", "due_ms"), item)) for item in answer]  # noqa: B905  # a due time may be left out
     if verb.answer is AcceptedIds:
-        return lambda ids: [{"id": one} for one in ids]
+        return lambda ids: [{"id": task_id} for task_id in ids]
     return lambda answer: answer if isinstance(answer, list) else [answer]
 
 

@@ -90,7 +90,7 @@ class TimingMachine(RuleBasedStateMachine):
         index = data.draw(st.integers(0, len(self.live) - 1))
         some = self.live[index : index + count]
         if at_once:
-            self.wheel.cancel_many([one[2] for one in some], [one[0] for one in some])
+            self.wheel.cancel_many([row[2] for row in some], [row[0] for row in some])
         for due_ms, _, task_id in some:
             self.drop_first(task_id, due_ms)
             if not at_once:

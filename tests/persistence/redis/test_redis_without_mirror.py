@@ -61,10 +61,10 @@ class TestNothingIsKept:
             assert found.resident_bytes == 0
             assert list(found._mirror.ids()) == []
             await _compare(pair)
-            for one in pair:
-                await one.reopen()
-                await one.small()
-            handles = [await one.handles() for one in pair]
+            for item in pair:
+                await item.reopen()
+                await item.small()
+            handles = [await item.handles() for item in pair]
             ids = [sorted(i for some in found for i in some.ids) for found in handles]
             assert ids[0] == ids[1] != []
 
@@ -149,8 +149,8 @@ class TestNothingIsKept:
         pairs = read_client.pairs
 
         async def slow(*args: Any, **options: Any) -> AsyncIterator[tuple[bytes, bytes]]:
-            async for one in pairs(*args, **options):
-                yield one
+            async for item in pairs(*args, **options):
+                yield item
             async with asyncio.timeout(PATIENCE_S):
                 await both(pair, tasks([3_000]))
 

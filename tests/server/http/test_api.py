@@ -357,8 +357,8 @@ def test_each_reference_of_the_document_leads_somewhere() -> None:
     places = {at for at, _ in PARTS}
     said = [part for at, part in PARTS if at[-1:] == ("$ref",)]
     said += [part for at, part in PARTS if at[-2:-1] == ("mapping",)]
-    assert said and {tuple(one.removeprefix("#/").split("/")) for one in said} <= places
-    named = {one.removeprefix("#/components/schemas/") for one in said}
+    assert said and {tuple(item.removeprefix("#/").split("/")) for item in said} <= places
+    named = {item.removeprefix("#/components/schemas/") for item in said}
     assert named == set(_at("components/schemas"))
 
 

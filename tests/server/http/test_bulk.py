@@ -311,7 +311,7 @@ async def test_conforming_batches_are_accepted_and_others_refused(rig: HttpRig) 
     for _, batch in OF_OTHERS["valid_batches"]:
         found = await rig.post(path, json.dumps(batch).encode(), content_type=BATCH)
         ids = [task["id"] for task in found["tasks"]]
-        assert [(await body_and_properties(rig, one))[1] for one in ids] == [
+        assert [(await body_and_properties(rig, task_id))[1] for task_id in ids] == [
             attributes_of(event) for event in batch
         ]
     before = rig.core.tasks

@@ -53,13 +53,16 @@ def events(response: Response) -> list[dict[str, Any]]:
 async def test_due_tasks_are_pulled_and_acked(rig: HttpRig) -> None:
     ids = await enqueue(rig, "1", "2", key="k", priority=3, properties={"a": 1})
     deliveries = await pull(rig, max=5)
-    assert [(one["id"], one["body"]) for one in deliveries] == [(ids[0], "1"), (ids[1], "2")]
+    assert [(delivery["id"], delivery["body"]) for delivery in deliveries] == [
+        (ids[0], "1"),
+        (ids[1], "2"),
+    ]
     wanted = {
         "due_ms": NOW_MS, "delivered_ms": NOW_MS, "attempt": 1, "key": "k", "priority": 3,
         "properties": {"a": 1},
     }  # fmt: skip
     assert {name: deliveries[0][name] for name in wanted} == wanted
-    receipts = [one["receipt"] for one in deliveries]
+    receipts = [delivery["receipt"] for delivery in deliveries]
     assert await rig.post("/v1/acks", {"receipts": receipts}) == {"results": ["acked"] * 2}
     assert rig.core.tasks == 0
     again = await rig.post("/v1/acks", {"receipts": receipts})

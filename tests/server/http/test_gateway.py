@@ -115,7 +115,7 @@ class Hall:
             task = {"topic": "t", "body": f"b{n}", "key": key, "delay_ms": HOUR_MS, **more}
             ids.append((await self.post("/v1/tasks", task))["id"])
             self.shards.pass_time(1)
-        assert {shard_of(one) for one in ids} == set(range(COUNT))
+        assert {shard_of(task_id) for task_id in ids} == set(range(COUNT))
         return ids
 
     async def pages(self, target: str, name: str, place: Callable[[Any], Any]) -> list[Any]:
@@ -174,9 +174,9 @@ async def test_explain_asks_the_shard_or_names_its_absence(hall: Hall) -> None:
     client = await hall.shards.client().connect()
     await client.pause("t")
     hall.shards.pass_time(2 * HOUR_MS)
-    for one in ids[:3]:
-        answer = await hall.get(f"/v1/tasks/{one}/explanation")
-        assert (answer["id"], answer["cause"]) == (one, "topic_paused")
+    for task_id in ids[:3]:
+        answer = await hall.get(f"/v1/tasks/{task_id}/explanation")
+        assert (answer["id"], answer["cause"]) == (task_id, "topic_paused")
         assert answer["command"] == "tickwheel resume t"
     key = key_in(4 % COUNT, COUNT, "k4-")
     by_key = await hall.get(f"/v1/topics/t/keys/{key}/explanation")
@@ -191,7 +191,7 @@ async def test_explain_asks_the_shard_or_names_its_absence(hall: Hall) -> None:
 async def test_changes_reach_each_task_in_its_shard(hall: Hall) -> None:
     ids = await hall.fill()
     words = await hall.post("/v1/cancellations", {"ids": ids[:4]})
-    assert words["results"] == [{"id": one, "result": "cancelled"} for one in ids[:4]]
+    assert words["results"] == [{"id": task_id, "result": "cancelled"} for task_id in ids[:4]]
     moved = await hall.call("PATCH", f"/v1/tasks/{ids[4]}", {"delay_ms": 5})
     assert moved.json["result"] == "scheduled" and moved.json["due_ms"] == NOW_MS + 9 + 5
     key = key_in(5 % COUNT, COUNT, "k5-")
@@ -207,12 +207,12 @@ async def test_answers_keep_the_order_of_a_request(hall: Hall) -> None:
         for n in range(12)
     ]
     answer = await hall.post("/v1/tasks", {"tasks": tasks})
-    assert [shard_of(one["id"]) for one in answer["tasks"]] == [n % 3 for n in range(12)]
-    assert {one["outcome"] for one in answer["tasks"]} == {"stored"}
+    assert [shard_of(row["id"]) for row in answer["tasks"]] == [n % 3 for n in range(12)]
+    assert {entry["outcome"] for entry in answer["tasks"]} == {"stored"}
     lines = b"".join(json.dumps(task).encode() + b"\n" for task in tasks) + b"no task\n"
     streamed = await hall.call("POST", "/v1/tasks", lines, content_type="application/x-ndjson")
     *good, bad = streamed.lines
-    assert [shard_of(one["id"]) for one in good] == [n % 3 for n in range(12)]
+    assert [shard_of(row["id"]) for row in good] == [n % 3 for n in range(12)]
     assert (bad["error"]["line"], bad["error"]["code"]) == (13, "bad_request")
     ruled = await hall.post("/v1/tasks", {**tasks[0], "key": "r", "if_pending": "replace"})
     again = await hall.post("/v1/tasks", {**tasks[0], "key": "r", "if_pending": "replace"})
@@ -308,14 +308,14 @@ async def test_dead_letters_are_listed_page_by_page_and_requeued(hall: Hall) -> 
     taken = list[Any]()
     while len(taken) < 9:
         taken += (await hall.post("/v1/topics/t/pull", {"group": "g", "max": 9}))["deliveries"]
-    assert {shard_of(one["id"]) for one in taken} == set(range(COUNT))
-    rejected = {"receipts": [one["receipt"] for one in taken], "reason": "no"}
+    assert {shard_of(row["id"]) for row in taken} == set(range(COUNT))
+    rejected = {"receipts": [entry["receipt"] for entry in taken], "reason": "no"}
     assert (await hall.post("/v1/rejections", rejected))["results"] == ["dead"] * 9
     listed = "/v1/dead-letters?topic=t&limit=4"
     assert await hall.pages(listed, "dead", lambda it: it["id"]) == ids
     letter = (await hall.get(listed))["dead"][0]
     assert letter["failures"][0]["reason"] == "no"
-    items = {"items": [{"id": one, "group": "g"} for one in ids]}
+    items = {"items": [{"id": task_id, "group": "g"} for task_id in ids]}
     assert {result["result"] for result in (await hall.post("/v1/dead-letters/requeue", items))[
         "results"]} == {"requeued"}  # fmt: skip
 
@@ -391,7 +391,7 @@ async def test_half_tasks_are_kept_in_the_shard_of_the_first(hall: Hall) -> None
     assert (await hall.refused("POST", "/v1/tasks", other)).json["code"] == "conflict"
     assert (await hall.get("/v1/transactions/x"))["tasks"] == 2
     committed = await hall.post("/v1/transactions/x/commit")
-    assert [shard_of(one) for one in committed["ids"]] == [2, 2]
+    assert [shard_of(task_id) for task_id in committed["ids"]] == [2, 2]
 
 
 async def test_overview_covers_all_shards(hall: Hall) -> None:
@@ -443,7 +443,7 @@ async def test_deliveries_of_all_shards_are_pulled_and_settled(hall: Hall) -> No
     one = taken[0]
     assert (one["attempt"], one["failures"], one["deaths"]) == (1, 0, 0)
     assert (one["tag"], one["properties"]) == ("x", {"n": 5})
-    receipts = [one["receipt"] for one in taken]
+    receipts = [entry["receipt"] for entry in taken]
     ends: tuple[tuple[str, list[str], dict[str, Any], str], ...] = (
         ("acks", receipts[:3], {}, "acked"),
         ("nacks", receipts[3:5], {"delay_ms": 0}, "retrying"),
@@ -491,8 +491,8 @@ async def test_a_stream_delivers_from_all_shards(hall: Hall) -> None:
     said = [
         json.loads(line[6:]) for line in stream.response.body.splitlines() if line[:5] == b"data:"
     ]
-    assert sorted(one["id"] for one in said) == sorted(ids)
-    acked = await hall.post("/v1/acks", {"receipts": [one["receipt"] for one in said[:3]]})
+    assert sorted(row["id"] for row in said) == sorted(ids)
+    acked = await hall.post("/v1/acks", {"receipts": [entry["receipt"] for entry in said[:3]]})
     assert acked["results"] == ["acked"] * 3
     assert (await hall.get("/v1/consumers?topic=t"))["consumers"]
     stream.leave()
@@ -504,7 +504,7 @@ async def test_a_stream_delivers_from_all_shards(hall: Hall) -> None:
     while len(left) < 6:
         left += (await hall.post("/v1/topics/t/pull", {"group": "g", "max": 9}))["deliveries"]
         hall.shards.pass_time(500)
-    assert {one["id"] for one in left} == {one["id"] for one in said[3:]}
+    assert {row["id"] for row in left} == {row["id"] for row in said[3:]}
 
 
 async def test_streams_of_lines_and_refused_streams(hall: Hall) -> None:
@@ -582,7 +582,7 @@ class Files:
 
     def states(self) -> list[list[str]]:
         """The states of the restores of each shard, the newest first."""
-        return [[one.state for one in self.known(shard).all()] for shard in range(COUNT)]
+        return [[item.state for item in self.known(shard).all()] for shard in range(COUNT)]
 
 
 def right(found: Any) -> Any:

@@ -33,10 +33,10 @@ async def dead(rig: HttpRig, count: int) -> list[str]:
     tasks = [{"topic": "t", "body": str(n)} for n in range(count)]
     await rig.post("/v1/tasks", {"tasks": tasks})
     found = (await rig.post("/v1/topics/t/pull", {"group": "g", "max": count}))["deliveries"]
-    for one in found:
-        said = {"receipts": [one["receipt"]], "reason": f"bad {one['body']}"}
+    for entry in found:
+        said = {"receipts": [entry["receipt"]], "reason": f"bad {entry['body']}"}
         assert await rig.post("/v1/rejections", said) == {"results": ["dead"]}
-    return [one["id"] for one in found]
+    return [row["id"] for row in found]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ async def test_a_group_has_a_filter(rig: HttpRig) -> None:
     small, large = (await rig.post("/v1/tasks", {"tasks": tasks}))["tasks"]
     pull = {"group": "g", "max": 9, "where": "amount > 10"}
     found = (await rig.post("/v1/topics/t/pull", pull))["deliveries"]
-    assert [one["id"] for one in found] == [large["id"]]
+    assert [row["id"] for row in found] == [large["id"]]
     assert (await rig.call("GET", f"/v1/tasks/{small['id']}")).json["state"] == "filtered"
     group = (await get(rig, "/v1/topics/t", answer_type(TopicStats)))["groups"]["g"]
     assert (group["where"], group["filtered"]) == ("amount > 10", 1)

@@ -116,7 +116,7 @@ async def test_one_restore_runs_at_a_time(rig: HttpRig, monkeypatch: pytest.Monk
     third = await begun(rig)
     assert int(third["id"]) > int(first["id"])
     listed = (await rig.call("GET", "/v1/restores")).json["restores"]
-    assert [one["id"] for one in listed] == [third["id"], first["id"]]
+    assert [row["id"] for row in listed] == [third["id"], first["id"]]
 
 
 async def test_an_unstoppable_restore_is_killed_and_cleaned_up(
@@ -164,7 +164,7 @@ async def test_the_newest_restores_are_remembered(
         made.append((await begun(rig))["id"])
         await over(rig, made[-1])
     listed = (await rig.call("GET", "/v1/restores")).json["restores"]
-    assert [one["id"] for one in listed] == made[:0:-1]
+    assert [row["id"] for row in listed] == made[:0:-1]
     for method in ("GET", "DELETE"):
         gone = await rig.call(method, f"/v1/restores/{made[0]}")
         assert gone.status == 404 and gone.json["code"] == "not_found"

@@ -181,7 +181,9 @@ async def test_each_token_has_a_few_sessions_and_links_at_a_time(rig: AccessRig)
     assert await status(rig, "/v1/stats", mine[0]) == 200
     mine.append(await log_in(rig, first))
     assert await status(rig, "/v1/stats", mine[0]) == 401
-    assert [await status(rig, "/v1/stats", one) for one in (mine[1], mine[-1], others)] == [200] * 3
+    assert [await status(rig, "/v1/stats", item) for item in (mine[1], mine[-1], others)] == [
+        200
+    ] * 3
 
     asked = {"authorization": f"Bearer {first}"}
     codes = [

@@ -105,9 +105,9 @@ async def test_a_pending_key_is_answered_with_the_outcome(
     tasks = {"tasks": [task | body for body in bodies]}
     first = await rig.post("/v1/tasks", tasks, idempotency_key="a")
     outcomes = ["stored", "kept", "replaced", "rejected"]
-    assert [one["outcome"] for one in first["tasks"]] == outcomes
-    (task_id,) = {one["id"] for one in first["tasks"]}
-    assert {one["due_ms"] for one in first["tasks"]} == {NOW_MS + 10_000}
+    assert [entry["outcome"] for entry in first["tasks"]] == outcomes
+    (task_id,) = {row["id"] for row in first["tasks"]}
+    assert {entry["due_ms"] for entry in first["tasks"]} == {NOW_MS + 10_000}
     assert (await rig.call("GET", f"/v1/tasks/{task_id}")).json["body"] == "3"
     assert await rig.post("/v1/tasks", tasks, idempotency_key="a") == first
     response = await rig.call(

@@ -78,7 +78,7 @@ async def test_a_repeatedly_failing_order_key_is_a_trouble(rig: HttpRig) -> None
     first = made["tasks"][0]["id"]
     for failed in range(1, ORDER_ATTEMPTS + 1):
         taken = (await rig.post("/v1/topics/t/pull", {"group": "g", "max": 3}))["deliveries"]
-        receipts = [one["receipt"] for one in taken]
+        receipts = [entry["receipt"] for entry in taken]
         assert len(taken) == 2
         await rig.post("/v1/nacks", {"receipts": receipts, "reason": "no such account"})
         rig.sources.now_ms += 2_000

@@ -35,16 +35,18 @@ async def test_due_tasks_of_a_broadcast_only_topic_are_broadcast_and_end(
 ) -> None:
     peer = daemon.connect()
     heard = [daemon.connect() for _ in range(listeners)]
-    for one in heard:
-        await one.do(T.SUBSCRIBE, 1, "t", None, 1, {"broadcast": True})
+    for element in heard:
+        await element.do(T.SUBSCRIBE, 1, "t", None, 1, {"broadcast": True})
     assert (await peer.do(T.CONFIGURE, "t", None, ALONE))["broadcast_only"] is True
     now, later = await put(daemon, peer, 0, 5_000)
     assert await words(peer, [now, later]) == ["expired", "scheduled"]
     daemon.pass_time(5_000)
     await daemon.settle()
     assert await words(peer, [now, later]) == ["expired", "expired"]
-    for one in heard:
-        found = [item[0] for frame in one.frames() if frame[0] == T.DELIVER for item in frame[4]]
+    for element in heard:
+        found = [
+            item[0] for frame in element.frames() if frame[0] == T.DELIVER for item in frame[4]
+        ]
         assert found == [now, later]
     counts = await topic(peer)
     assert (counts["ready"], counts["scheduled"], counts["oldest_ready_ms"]) == (0, 0, 0)

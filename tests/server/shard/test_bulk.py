@@ -245,8 +245,8 @@ async def taken(daemon: InProcess, peer: Peer) -> dict[int, tuple[int, int, int]
 
 
 async def reject(peer: Peer, held: dict[int, tuple[int, int, int]], ids: list[int]) -> None:
-    for one in ids:
-        assert await peer.do(T.REJECT, "t", "g", ((*held[one], "no"),)) == ("dead",)
+    for task_id in ids:
+        assert await peer.do(T.REJECT, "t", "g", ((*held[task_id], "no"),)) == ("dead",)
 
 
 async def seen_through(daemon: InProcess, peer: Peer) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class GatedStore(MemoryStore):
         self, ids: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
         is_scan = bytes_max == SCAN_BYTES_MAX
-        if is_scan or not any(self._topic_of(one) == "big" for one in ids):
+        if is_scan or not any(self._topic_of(task_id) == "big" for task_id in ids):
             return await super().read_some(ids, bytes_max)
         self.asked.append(bytes_max)
         self.under_way += 1

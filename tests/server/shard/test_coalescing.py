@@ -631,7 +631,7 @@ async def test_a_resend_during_the_first_attempt_gets_its_answer(
     assert not found.undecided and not rig.shard.coalescing._by_number
     if end == "done":
         assert answers[0][2][2]["outcomes"][0][0] == "replaced"
-        assert [one.row.body for one in await rig.store.scan(0, 10, None)] == [b"one"]
+        assert [item.row.body for item in await rig.store.scan(0, 10, None)] == [b"one"]
     else:
         assert answers[0][2] == {"forgotten": "request_forgotten"}.get(end, end)
 
@@ -647,7 +647,7 @@ async def test_coalescing_answers_are_durable(rig: ShardRig) -> None:
     assert not peer.frames()
     rig.store.go_on()
     await peer.answer(number)
-    merged = [one for row in kept(rig.store, SESSION).values() for one in row.merged]
+    merged = [item for row in kept(rig.store, SESSION).values() for item in row.merged]
     assert [request for request, _ in merged] == [number]
 
 

@@ -522,7 +522,7 @@ async def test_groups_with_a_problem_are_explained_first(daemon: InProcess) -> N
     await peer.do(T.GROUP_CREATE, "t", "alone", None)
     [task] = await put(daemon, peer, {})
     explanation = await explained(peer, task)
-    causes = [(one["cause"], one["group"]) for one in (explanation, *explanation["others"])]
+    causes = [(row["cause"], row["group"]) for row in (explanation, *explanation["others"])]
     wanted = [("group_paused", "paused"), ("no_subscriber", "alone"), ("leased", "busy")]
     assert causes == wanted
 

@@ -186,7 +186,7 @@ async def test_a_stored_unsatisfiable_condition_still_loads(
     async with InProcess(tmp_path, store=store) as daemon:
         peer = daemon.connect()
         (left_out,) = await put(daemon, peer, {"properties": {"a": 1}})
-        assert [one["state"] for one in await peer.do(T.LOOKUP, (left_out,))] == ["filtered"]
+        assert [entry["state"] for entry in await peer.do(T.LOOKUP, (left_out,))] == ["filtered"]
         assert (await peer.do(T.CONFIGURE, "t", "g", {"rate": 5}))["where"] == "a = NULL"
         assert (await peer.do(T.CONFIGURE, "t", "g", {"tags": "eu"}))["where"] == "a = NULL"
         assert (await subscribe(peer, 1, "g", {}))[0] == T.OK
@@ -288,8 +288,8 @@ async def test_broadcast_subscribers_get_tasks_by_their_own_filter(daemon: InPro
         await one.do(T.SUBSCRIBE, 1, "t", None, 9, {"broadcast": True} | wanted)
     ids = await put(daemon, peer, {"tag": "eu"}, {"tag": "us", "properties": {"amount": 11}})
     got = [
-        [item[0] for frame in one.frames() if frame[0] == T.DELIVER for item in frame[4]]
-        for one in heard
+        [item[0] for frame in element.frames() if frame[0] == T.DELIVER for item in frame[4]]
+        for element in heard
     ]
     assert got == [ids, ids[:1], ids[1:]]
     assert (await peer.do(T.STATS))["filtered"] == 0

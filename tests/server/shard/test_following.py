@@ -84,7 +84,7 @@ def group(shards: Shards, number: int, name: str = "g") -> Group | None:
 def versions(shards: Shards, name: str = "g") -> list[int | None]:
     """The version of the group in each shard; None: there is no such group."""
     found = (group(shards, number, name) for number in range(COUNT))
-    return [None if one is None else one.version for one in found]
+    return [None if item is None else item.version for item in found]
 
 
 # --- a shard that serves -------------------------------------------------------------------------
@@ -131,7 +131,7 @@ async def test_a_followed_change_is_applied_like_the_verb(shards: Shards) -> Non
     other = group(shards, OTHER)
     assert other is not None
     assert (other.settings.tags, other.settings.paused) == ("us", False)
-    assert [one.tags for one in other.settings.former] == ["eu"], "it judges what was due before"
+    assert [task.tags for task in other.settings.former] == ["eu"], "it judges what was due before"
     home = group(shards, HOME)
     assert home is not None and not home.settings.former, "each shard has its own"
 

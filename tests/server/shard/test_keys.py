@@ -117,13 +117,13 @@ async def test_keyed_tasks_are_cancelled_and_rescheduled_by_id(
     more = ({"key": "k", "tag": "t"}, {"key": "l"}, {"key": "k"}, None)
     tasks = [("t", b"x", FAR_MS, more[n % 4]) if n % 4 < 3 else FAR[:3] for n in range(40)]
     ids = await enqueue(daemon, peer, *tasks)
-    assert {one[1] for one in await daemon.ask(peer, T.CANCEL, ids[::2])} == {"cancelled"}
+    assert {row[1] for row in await daemon.ask(peer, T.CANCEL, ids[::2])} == {"cancelled"}
     left = [i for n, i in enumerate(ids) if n % 4 == 1]
     assert [a[0] for a in await daemon.ask(peer, T.CANCEL, None, KEY)] == [ids[38]]
     answer = await daemon.ask(peer, T.LOOKUP, None, {"topic": "t", "key": "l"})
     assert [task["id"] for task in answer] == left[::-1]
     moved = await daemon.ask(peer, T.RESCHEDULE, ids[1::2], {"delay_ms": FAR_MS + 5})
-    assert {one[1] for one in moved} == {"scheduled"}
+    assert {row[1] for row in moved} == {"scheduled"}
     assert not updated
     assert await daemon.ask(peer, T.CANCEL, left[:3]) == tuple((i, "cancelled") for i in left[:3])
     answer = await daemon.ask(peer, T.LOOKUP, None, {"topic": "t", "key": "l"})
@@ -154,7 +154,7 @@ async def test_lookup_by_key_returns_the_newest_first(daemon: InProcess, peer: P
     (second,) = await enqueue(daemon, peer, FAR)
 
     async def found(options: dict[str, Any]) -> list[int]:
-        return [one["id"] for one in await daemon.ask(peer, T.LOOKUP, None, KEY | options)]
+        return [row["id"] for row in await daemon.ask(peer, T.LOOKUP, None, KEY | options)]
 
     assert await found({}) == [second, first]
     assert await found({"newest": True}) == [second]

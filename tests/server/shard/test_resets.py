@@ -95,7 +95,7 @@ async def take(daemon: InProcess, peer: Peer, group: str = "g") -> list[tuple[in
     found: list[tuple[int, dict[str, Any]]] = []
     while True:
         await daemon.settle()
-        frames = [one for one in peer.frames() if one[0] == T.DELIVER]
+        frames = [row for row in peer.frames() if row[0] == T.DELIVER]
         if not frames:
             break
         for frame in frames:

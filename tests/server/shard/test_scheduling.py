@@ -204,7 +204,7 @@ async def test_a_restart_pauses_schedules_it_cannot_time(
         rig = SchedulingRig(daemon)
         await daemon.settle()
         answer = await rig.ask(T.SCHEDULE_LIST, {})
-        assert [(one["name"], one["paused"]) for one in answer["schedules"]] == [
+        assert [(entry["name"], entry["paused"]) for entry in answer["schedules"]] == [
             ("gone", True), ("good", False),
         ]  # fmt: skip
         assert len(await rig.tasks()) == 1

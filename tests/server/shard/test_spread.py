@@ -54,7 +54,7 @@ async def test_tasks_are_spread_by_ids_and_by_key(daemon: InProcess) -> None:
     peer = daemon.connect()
     ids = [await put(peer, key="k") for _ in range(20)]
     answer = await peer.do(T.SPREAD, tuple(ids), {"within_ms": 10_000})
-    assert [(one, word) for one, word, _ in answer] == [(one, "scheduled") for one in ids]
+    assert [(one, word) for one, word, _ in answer] == [(task_id, "scheduled") for task_id in ids]
     moved = await dues(peer, ids)
     assert moved == [due_ms for *_, due_ms in answer]
     assert all(START_MS <= due_ms < START_MS + 10_000 for due_ms in moved)

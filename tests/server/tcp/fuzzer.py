@@ -221,7 +221,7 @@ class Fuzzer:
         elif frame[0] == T.OK and type(frame[2]) is tuple and len(frame[2]) in (2, 3):
             ids = frame[2][1]
             if type(ids) is tuple:
-                self.ids.extend(one for one in ids if type(one) is int)
+                self.ids.extend(task_id for task_id in ids if type(task_id) is int)
 
     def _delivered(self, whose: tuple[str, str | None], epoch: int, items: Any) -> None:
         self.receipts.extend((*whose, epoch, item[0], item[1]) for item in items)

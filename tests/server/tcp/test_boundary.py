@@ -247,10 +247,10 @@ async def test_an_unwritable_task_becomes_a_dead_letter_alone(daemon: InProcess,
     if how == "pull":
         got = (await ask(daemon, peer, T.PULL, "t", "g", 10, 0, None))[2][2]
     else:
-        (frame,) = [one for one in peer.kept if one[0] == T.DELIVER]
+        (frame,) = [row for row in peer.kept if row[0] == T.DELIVER]
         got = frame[4]
-    assert [one[0] for one in got] == [ids[0], ids[2]]
-    states = [one["state"] for one in (await ask(daemon, peer, T.LOOKUP, ids))[2]]
+    assert [row[0] for row in got] == [ids[0], ids[2]]
+    states = [entry["state"] for entry in (await ask(daemon, peer, T.LOOKUP, ids))[2]]
     assert states == ["in_flight", "dead", "in_flight"]
     (letter,) = (await ask(daemon, peer, T.DEAD_LIST, None))[2]["dead"]
     assert letter["id"] == ids[1]
@@ -296,8 +296,8 @@ async def test_broadcasts_skip_an_unwritable_task(daemon: InProcess, options: An
     await ask(daemon, peer, T.SUBSCRIBE, 1, "t", group, 10, options, request=2)
     await ask(daemon, peer, T.ENQUEUE, 0, some_tasks(), request=3)
     await daemon.settle()
-    (frame,) = [one for one in peer.kept if one[0] == T.DELIVER]
-    assert [one[4]["tag"] for one in frame[4]] == ["a", "b"]
+    (frame,) = [row for row in peer.kept if row[0] == T.DELIVER]
+    assert [row[4]["tag"] for row in frame[4]] == ["a", "b"]
     assert daemon.alive
     assert daemon.daemon.roles.observed.internal_errors == 1
     daemon.recount()

@@ -105,7 +105,7 @@ def extremes() -> list[dict[str, Any]]:
         {"kind": "fixed", "delay_ms": delay_ms, "jitter": 1} for delay_ms in (0, 1, edge)
     ]
     rest += [{"kind": "table", "delays_ms": (0,) * n} for n in (1, retries.STEPS_MAX)]
-    return [one | {"retries": retries.RETRIES_MAX} for one in grown + rest]
+    return [item | {"retries": retries.RETRIES_MAX} for item in grown + rest]
 
 
 class Round:
@@ -326,7 +326,9 @@ def walked(raw: Raw) -> Counter[str]:
             views = [view["state"] for view in task["groups"].values()]
             # Before a topic has a group, what is due is owed to nobody by name.
             # A task whose order key is held counts as one that waits.
-            places.update("waiting" if one == "held" else one for one in views or [task["state"]])
+            places.update(
+                "waiting" if item == "held" else item for item in views or [task["state"]]
+            )
         after = page["next"]
     return places
 

@@ -20,7 +20,7 @@ def make(stage: Stage, word: str = "mine", **more: Any) -> Values:
 
 
 METHODS = {verb.bulk: verb.methods[0].name for verb in VERBS.values() if verb.bulk}
-SELECTING = {one.python for one in AnySelectionFields.fields()}
+SELECTING = {field.python for field in AnySelectionFields.fields()}
 
 
 def keywords_of(values: Values) -> tuple[str, Values, Values]:

@@ -25,7 +25,7 @@ def ids_of(answer: Any) -> Any:
             for topic, body, delay_ms, options in v["tasks"]
         ]
     },
-    reply=lambda said: [one["id"] for one in said["tasks"]],
+    reply=lambda said: [row["id"] for row in said["tasks"]],
     python=lambda client, v: client.enqueue_many(
         Task(topic, body, delay=delay_ms / 1000, **options)
         for topic, body, delay_ms, options in v["tasks"]
@@ -52,7 +52,7 @@ def enqueue_columns(stage: Stage) -> Any:
     said = {"topic": stage.topic, "bodies": [b"x", b"y"], "delay_ms": DAY_MS}
     yield said, ["#0", "#1"]
     found = stage.ask("list_tasks", topic=stage.topic)["tasks"]
-    assert [one["body"] for one in found] == [b"x", b"y"]
+    assert [entry["body"] for entry in found] == [b"x", b"y"]
 
 
 @scene(
@@ -64,7 +64,7 @@ def enqueue_columns(stage: Stage) -> Any:
         (delivery["id"], delivery["attempt"], delivery["body"]) for delivery in said["deliveries"]
     ],
     python=lambda client, v: client.pull(**v),
-    means=lambda answer: [(one[0], one[1], one[3]) for one in answer[2]],
+    means=lambda answer: [(row[0], row[1], row[3]) for row in answer[2]],
 )
 def pull(stage: Stage) -> Any:
     stage.make_group()
@@ -79,7 +79,8 @@ def pull(stage: Stage) -> Any:
 def receipts(values: Values) -> list[str]:
     """As HTTP has them."""
     return [
-        receipt_text(Receipt(values["topic"], values["group"], *one, 0)) for one in values["items"]
+        receipt_text(Receipt(values["topic"], values["group"], *item, 0))
+        for item in values["items"]
     ]
 
 
@@ -91,7 +92,7 @@ def columns(values: Values, *more: Any) -> tuple[Any, ...]:
 
 def rows(values: Values, *more: Any) -> tuple[Any, ...]:
     """Return the frame of a verb that takes receipts with options."""
-    return (values["topic"], values["group"], [(*one, *more) for one in values["items"]])
+    return (values["topic"], values["group"], [(*item, *more) for item in values["items"]])
 
 
 def settling(stage: Stage) -> Values:

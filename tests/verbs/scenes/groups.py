@@ -147,7 +147,9 @@ def pause_value(stage: Stage) -> Any:
     yield one_key(stage, value="y"), {"paused": True, "changed": True}
     assert [stage.plain(delivery[0]) for delivery in stage.pull(2)] == ["#0"]
     paused = stage.ask("held_keys", topic=stage.topic, group=stage.group)["paused"]
-    assert [(one["kind"], one["value"], one["waiting"]) for one in paused] == [("fair", "y", 1)]
+    assert [(entry["kind"], entry["value"], entry["waiting"]) for entry in paused] == [
+        ("fair", "y", 1)
+    ]
 
 
 @scene("pause_key", "a value that is a number",
