@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = Path(tempfile.mkdtemp(prefix="tickwheel-against-", dir=choose_folder(None)))
     try:
         for name in options.only:
-            found: dict[str, Figures] = {build: {} for build in builds}
+            by_build: dict[str, Figures] = {build: {} for build in builds}
             for number in range(options.rounds):
                 for build, command in builds.items():
                     context = Context(
@@ -63,8 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     with load:
                         result = cases[name](context)
                     for metric, value in result.metrics.items():
-                        found[build].setdefault(metric, []).append(value)
-            _show(found["old"], found["new"])
+                        by_build[build].setdefault(metric, []).append(value)
+            _show(by_build["old"], by_build["new"])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return 0

@@ -74,8 +74,8 @@ def _count(data: bytes) -> int:
 
 
 def _check(streams: list[Stream], count: int) -> None:
-    said = [b"".join(stream.replies) for stream in streams]
+    texts = [b"".join(stream.replies) for stream in streams]
     for stream in streams:
         stream.sock.close()
-    accepted = sum(data.count(b'{"id":"') for data in said)
-    assert accepted == count, f"{accepted} tasks were accepted, not {count}: {said[0][:500]!r}"
+    accepted = sum(data.count(b'{"id":"') for data in texts)
+    assert accepted == count, f"{accepted} tasks were accepted, not {count}: {texts[0][:500]!r}"

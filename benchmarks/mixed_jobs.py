@@ -164,11 +164,11 @@ async def _connect(client: Any) -> None:
 def _spread(counts: Counter[int]) -> dict[str, float]:
     """Return p50, p99 and maximum of the counted values."""
     left = {"p50": counts.total() * 0.50, "p99": counts.total() * 0.99}
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     passed = 0
     for value, number in sorted(counts.items()):
         passed += number
         for name, place in left.items():
-            if name not in found and passed >= place:
-                found[name] = value
-    return {**found, "max": max(counts)}
+            if name not in result and passed >= place:
+                result[name] = value
+    return {**result, "max": max(counts)}

@@ -114,7 +114,7 @@ def measure(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
 def measure_small(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Print the seconds of each part in each round, and compare the least with its bound."""
     limits: dict[str, Any] = {"patience_s": given.patience, "scratch": folder / "spark"}
-    found: dict[str, list[float]] = {name: [] for name in SMALL_MAX_S}
+    by_name: dict[str, list[float]] = {name: [] for name in SMALL_MAX_S}
     kept = folder / "kept"
     generate(kept / "history", kept / "aside", given.events, limits)
     for number in range(given.rounds):
@@ -129,17 +129,19 @@ def measure_small(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
                 "--out", str(place / "out"), **limits,
             )  # fmt: skip
             made |= {"total_s": time.monotonic() - began_s, "events": made["new_events"]}
-            found[name].append(made["total_s"])
+            by_name[name].append(made["total_s"])
             show(name, made, f"(load {made['load_s']:.1f} s, figures {made['figures_s']:.1f} s)")
-        found["make report"].append(after_its_load(place / "live", **limits))
-        print(f"{'make report':<12} {found['make report'][-1]:31.1f} s after its load", flush=True)
+        by_name["make report"].append(after_its_load(place / "live", **limits))
+        print(
+            f"{'make report':<12} {by_name['make report'][-1]:31.1f} s after its load", flush=True
+        )
         shutil.rmtree(place)
-    least = {name: min(seconds) for name, seconds in found.items()}
+    least = {name: min(seconds) for name, seconds in by_name.items()}
     for name, bound_s in SMALL_MAX_S.items():
         word = "holds" if least[name] <= bound_s else "BROKEN"
         print(f"{name:<12} {least[name]:6.1f} s, wanted: <= {bound_s:g} s  {word}")
     missed = [name for name, bound_s in SMALL_MAX_S.items() if least[name] > bound_s]
-    return {"cores": os.cpu_count(), "rounds": found, "least": least, "missed": missed}
+    return {"cores": os.cpu_count(), "rounds": by_name, "least": least, "missed": missed}
 
 
 def after_its_load(out: Path, *, patience_s: float, scratch: Path) -> float:
@@ -199,8 +201,8 @@ def run(*arguments: str, patience_s: float, scratch: Path) -> dict[str, Any]:
         stdout=subprocess.PIPE, check=True, timeout=patience_s,
         env={**os.environ, "SPARK_LOCAL_DIRS": str(scratch)},
     )  # fmt: skip
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
 
 
 def details(part: dict[str, Any]) -> str:

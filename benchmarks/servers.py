@@ -227,8 +227,8 @@ class Shards(Tickwheel):
     def __init__(self, folder: Path, count: int, command: Sequence[str] = DAEMON_COMMAND) -> None:
         store = f"sqlite:///{(folder / 'shards').resolve()}/"
         super().__init__(folder, command, store, [f"processes={count}"])
-        said = json.loads((folder / "ready.json").read_text())
-        self.ports = [int(shard["url"].rsplit(":", 1)[1]) for shard in said["shards"]]
+        answer = json.loads((folder / "ready.json").read_text())
+        self.ports = [int(shard["url"].rsplit(":", 1)[1]) for shard in answer["shards"]]
 
     def cpu_s(self) -> float:
         """Return the CPU time of the parent and all daemons."""

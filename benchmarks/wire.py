@@ -44,8 +44,8 @@ class Control:
         self._request = 0
         key = os.urandom(SESSION_BYTES) if session else None
         hello = {"v": PROTOCOL_VERSION, "session": key, "token": None, "client": "benchmarks"}
-        said = self.ask(FrameType.HELLO, hello)
-        self.gathers_acks = said.get("ack_gather_ms", 0) > 0
+        answer = self.ask(FrameType.HELLO, hello)
+        self.gathers_acks = answer.get("ack_gather_ms", 0) > 0
         """Whether an ACK can say that no caller waits for its answer."""
 
     def ask(self, kind: FrameType, *fields: object) -> Any:

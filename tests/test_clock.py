@@ -278,28 +278,28 @@ def test_a_clock_file_steps_only_the_wall_clock(
 ) -> None:
     steering = WallClock(tmp_path / "clock")
     monkeypatch.setenv(TEST_CLOCK_ENV, steering.env[TEST_CLOCK_ENV])
-    found = sources()
-    assert isinstance(found, SteeredSources)
-    assert ahead_ms(found) == 0
+    result = sources()
+    assert isinstance(result, SteeredSources)
+    assert ahead_ms(result) == 0
     for offset_ms in (HOUR_MS, -3 * HOUR_MS, 30 * 24 * HOUR_MS, 0):
         steering.step(offset_ms - steering.offset_ms)
-        assert ahead_ms(found) == offset_ms
-    assert abs(found.mono_ms() - SystemSources().mono_ms()) < HOUR_MS
+        assert ahead_ms(result) == offset_ms
+    assert abs(result.mono_ms() - SystemSources().mono_ms()) < HOUR_MS
     assert Clock(HOUR_MS).is_steered
 
 
 def test_a_rate_change_keeps_a_steered_clocks_drift(tmp_path: Path) -> None:
     steering = WallClock(tmp_path / "clock", rate=1.5)
-    found = Steered(tmp_path / "clock")
-    found.mono += 4 * HOUR_MS
-    assert ahead_ms(found) == 2 * HOUR_MS
+    result = Steered(tmp_path / "clock")
+    result.mono += 4 * HOUR_MS
+    assert ahead_ms(result) == 2 * HOUR_MS
     steering.drift(1.0)
-    found.mono += HOUR_MS
-    assert ahead_ms(found) == 2 * HOUR_MS
+    result.mono += HOUR_MS
+    assert ahead_ms(result) == 2 * HOUR_MS
     steering.step(HOUR_MS)
     steering.drift(0.0)
-    found.mono += 2 * HOUR_MS
-    assert ahead_ms(found) == HOUR_MS
+    result.mono += 2 * HOUR_MS
+    assert ahead_ms(result) == HOUR_MS
 
 
 def test_without_a_file_the_machines_clocks_are_read(

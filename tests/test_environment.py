@@ -66,12 +66,12 @@ def test_a_mistyped_name_is_refused_by_daemon_and_command_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, meant: str
 ) -> None:
     monkeypatch.setenv(name, "3")
-    said = f"there is no environment variable {name}; did you mean {meant}?"
+    text = f"there is no environment variable {name}; did you mean {meant}?"
     with pytest.raises(BadRequest) as refused:
         load()
-    assert refused.value.message == said
+    assert refused.value.message == text
     assert app.run(["status"]) != 0
-    assert said in capsys.readouterr().err
+    assert text in capsys.readouterr().err
 
 
 def test_names_of_scripts_around_the_product_are_left_alone(

@@ -90,8 +90,8 @@ def test_beyond_the_limit_lines_are_dropped_and_counted(
     stream.write("two\nlines\n")
     print("last", file=stream)
     assert writer.dropped == 3 and not writer.flush(0)
-    said = "tickwheel: 3 lines of this log were dropped"
-    assert pipe.read(4) == ["taken", said, "fits", "last"]
+    text = "tickwheel: 3 lines of this log were dropped"
+    assert pipe.read(4) == ["taken", text, "fits", "last"]
     print("later", file=stream)
     assert pipe.read(1) == ["later"]
 

@@ -369,9 +369,9 @@ async def test_spans_have_the_outcome_of_an_attempt(
     async with wheel.working(handled.worker):
         await wheel.settle()
     span = seen.named("process t")[0]
-    said = span.attributes or {}
-    assert (said["tickwheel.outcome"], span.status.status_code) == (outcome, status)
-    assert said.get("error.type") == kind
+    answer = span.attributes or {}
+    assert (answer["tickwheel.outcome"], span.status.status_code) == (outcome, status)
+    assert answer.get("error.type") == kind
     assert bool(span.events) == (body == b"fails")
 
 
@@ -408,9 +408,9 @@ async def test_a_body_that_cannot_be_unpacked_is_traced_as_it_is_stored(
 
     async with wheel.working(worker):
         await wheel.settle()
-    said = seen.one("process t").attributes or {}
-    assert said["tickwheel.outcome"] == "ack"
-    assert said["messaging.message.body.size"] == 12 + len(b"a secret") + 16
+    answer = seen.one("process t").attributes or {}
+    assert answer["tickwheel.outcome"] == "ack"
+    assert answer["messaging.message.body.size"] == 12 + len(b"a secret") + 16
     assert await wheel.enqueued() == []
 
 

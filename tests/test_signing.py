@@ -110,8 +110,8 @@ def test_a_public_key_is_enough_to_check_ed25519() -> None:
 
 
 def test_hmac_and_ed25519_signatures_are_combined() -> None:
-    found = Signer([FIRST, PRIVATE]).headers("1-a", int(time.time()), BODY)["webhook-signature"]
-    assert [part[:3] for part in found.split(" ")] == ["v1,", "v1a"]
+    result = Signer([FIRST, PRIVATE]).headers("1-a", int(time.time()), BODY)["webhook-signature"]
+    assert [part[:3] for part in result.split(" ")] == ["v1,", "v1a"]
 
 
 PUBLIC = public_of(PRIVATE)
@@ -120,8 +120,8 @@ PUBLIC = public_of(PRIVATE)
 @pytest.mark.parametrize("body", [b"", b"order 42", b"\xff\x00", b"\x81\xa1n\x01", BODY])
 @pytest.mark.parametrize("secret", [FIRST, NEXT, PUBLIC])
 def test_a_receiver_verifies_a_body_of_any_bytes(body: bytes, secret: str) -> None:
-    found = Signer([FIRST, NEXT, PRIVATE]).headers("1-a", NOW_S, body)
-    headers = {name.title(): value for name, value in found.items()}
+    result = Signer([FIRST, NEXT, PRIVATE]).headers("1-a", NOW_S, body)
+    headers = {name.title(): value for name, value in result.items()}
     assert verify(secret, headers, body, now_s=NOW_S + 299.0) == "1-a"
     assert verify([OTHER, secret], headers, body, now_s=NOW_S - 299.0) == "1-a"
     for wrong in (body + b" ", body + b"\0", b"x"):

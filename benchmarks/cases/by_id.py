@@ -18,7 +18,7 @@ def random_access(context: Context) -> Result:
     result = Result("random_access")
     scale = context.scale
     count = scale.by_id
-    found: dict[str, list[dict[str, Any]]] = {verb: [] for verb in VERBS}
+    by_verb: dict[str, list[dict[str, Any]]] = {verb: [] for verb in VERBS}
     with context.tickwheel() as daemon:
         ids_file = daemon.folder / "ids"
         fill(context, daemon, ids_file)
@@ -44,9 +44,9 @@ def random_access(context: Context) -> Result:
                     figures = measured(daemon, "nack", count=count, **frames)
                 else:
                     figures = by_id(verb, runs if verb == "run_now" else stays)
-                found[verb].append(figures)
+                by_verb[verb].append(figures)
                 context.say(f"{result.case}: {verb}: {rates([figures])[0]:,.0f}/s")
-    for verb, rounds in found.items():
+    for verb, rounds in by_verb.items():
         result.median(verb, f"{verb}, {IDS_PER_FRAME} ids a frame", rounds)
         result.metric(f"{verb}_cpu_s_per_100k", server_us(rounds) / 10)
     return result

@@ -63,8 +63,8 @@ def _figures(port: int, count: int) -> list[float]:
     deadline_s = time.monotonic() + PATIENCE_S
     while True:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/figures") as answer:
-            found: list[float] = json.load(answer)
-        if len(found) >= count:
-            return found
-        assert time.monotonic() < deadline_s, f"{len(found)} of {count} came"
+            result: list[float] = json.load(answer)
+        if len(result) >= count:
+            return result
+        assert time.monotonic() < deadline_s, f"{len(result)} of {count} came"
         time.sleep(0.2)

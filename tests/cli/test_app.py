@@ -275,7 +275,7 @@ def test_completion_can_be_shown_for_other_shells(shell: str) -> None:
 def test_a_command_of_another_queue_suggests_ours() -> None:
     root = typer.main.get_command(app)
     for word, ours in OTHER_WORDS.items():
-        found: Any = root
-        assert word not in found.commands, f"{word} is a command"
+        result: Any = root
+        assert word not in result.commands, f"{word} is a command"
         for part in ours.split():
-            found = found.commands[part]
+            result = result.commands[part]

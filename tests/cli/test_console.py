@@ -41,8 +41,8 @@ def test_the_link_is_shown(daemon: Daemon, capsys: Capture) -> None:
 def test_console_prints_the_link_as_json(daemon: Daemon, capsys: Capture) -> None:
     given = ["console", "--http", f"{daemon.http}/", "--no-browser", "--json", "--token", "secret"]
     assert run(given) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["url"].startswith(f"{daemon.http}/console/#login=") and said["until_ms"] > 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["url"].startswith(f"{daemon.http}/console/#login=") and answer["until_ms"] > 0
 
 
 def test_a_browser_gets_a_file_that_nobody_else_can_read(

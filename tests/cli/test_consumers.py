@@ -27,8 +27,8 @@ async def test_each_consumer_has_a_row(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     since_ms = int(time.time() * 1000) - 60_000
-    found = tuple(item | {"since_ms": since_ms} for item in (ONE, SILENT))
-    answer = {"consumers": found, "next": None}
+    results = tuple(item | {"since_ms": since_ms} for item in (ONE, SILENT))
+    answer = {"consumers": results, "next": None}
     assert await _ask(consumers, T.CONSUMER_LIST, answer) == ({"limit": 101},)
     said, silent = capsys.readouterr().out.splitlines()[1:]
     for word in ("w-3.example", "4711", "orders.close", "billing", "3", "1,000", " 1m"):
@@ -45,8 +45,8 @@ async def test_consumers_as_json_have_one_object_per_line(
         answer, as_json=True,
     )  # fmt: skip
     assert asked == ({"topic": "orders.close", "group": "billing", "limit": 1_000},)
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert found == [item | {"since": "1970-01-01T00:00:00.000Z"} for item in (ONE, SILENT)]
+    results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert results == [item | {"since": "1970-01-01T00:00:00.000Z"} for item in (ONE, SILENT)]
 
 
 async def test_a_page_longer_than_the_limit_is_cut(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,13 +25,13 @@ TARGET = {
 
 @pytest.mark.parametrize("verb", DECLARED, ids=lambda verb: verb.name)
 def test_declared_commands_have_their_arguments_and_options(verb: Any) -> None:
-    found: Any = typer.main.get_command(app)
+    result: Any = typer.main.get_command(app)
     words = verb.command.split()
     for word in words:
         if not word.isupper():
-            found = found.commands[word]
-    arguments = [param for param in found.params if param.param_type_name == "argument"]
-    options = {param.name for param in found.params} - {argument.name for argument in arguments}
+            result = result.commands[word]
+    arguments = [param for param in result.params if param.param_type_name == "argument"]
+    options = {param.name for param in result.params} - {argument.name for argument in arguments}
     shared = {"url", "token", "keys_file", "as_json"}
     assert [argument.metavar for argument in arguments] == [
         word for word in words if word.isupper()
@@ -43,7 +43,7 @@ def test_declared_commands_have_their_arguments_and_options(verb: Any) -> None:
         block = cast("Block", fields.pop("task").kind)
         fields |= {f"task.{field.name}": field for field in block.block.fields()}
     assert len(options - shared) == len(fields) - len(arguments)
-    assert found.help and "Raise " not in found.help and "``" not in found.help
+    assert result.help and "Raise " not in result.help and "``" not in result.help
 
 
 async def test_push_set_sends_its_options_as_fields(
@@ -51,9 +51,9 @@ async def test_push_set_sends_its_options_as_fields(
 ) -> None:
     secrets = tmp_path / "secrets"
     secrets.write_text("# the new one first\nwhsec_one\nwhsec_two\n")
-    said = "push set t g --to https://one.example/ --request-timeout 2s --concurrency 3"
+    text = "push set t g --to https://one.example/ --request-timeout 2s --concurrency 3"
     async with FakeDaemon() as daemon:
-        words = [*said.split(), "--secret-file", str(secrets), "--json", "--url", daemon.url]
+        words = [*text.split(), "--secret-file", str(secrets), "--json", "--url", daemon.url]
         asking = asyncio.create_task(asyncio.to_thread(run, words))
         peer = await daemon.peer()
         frame = await peer.next(T.PUSH_SET)

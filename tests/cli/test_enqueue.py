@@ -181,10 +181,10 @@ def test_sizes_add_up_to_the_input_with_its_empty_lines() -> None:
 @given(st.binary(max_size=40))
 def test_any_line_is_a_task_or_a_value_error(line: bytes) -> None:
     try:
-        found = read_task(line, TOPIC)
+        result = read_task(line, TOPIC)
     except ValueError:
         return
-    assert isinstance(found, Task)
+    assert isinstance(result, Task)
 
 
 @given(st.binary(max_size=60))
@@ -208,10 +208,10 @@ AS_JSON = (
 
 
 def test_csv_rows_equal_json_lines() -> None:
-    found = list(read_csv(CSV.splitlines(keepends=True), TOPIC))
+    results = list(read_csv(CSV.splitlines(keepends=True), TOPIC))
     lines = [json.dumps(item).encode() for item in AS_JSON]
-    assert [task for task, _ in found] == [read_task(line, TOPIC) for line in lines]
-    head = len(CSV) - sum(size for _, size in found)
+    assert [task for task, _ in results] == [read_task(line, TOPIC) for line in lines]
+    head = len(CSV) - sum(size for _, size in results)
     assert head == 0, "all bytes are counted"
 
 

@@ -160,11 +160,11 @@ async def test_group_is_created(capsys: pytest.CaptureFixture[str]) -> None:
     )  # fmt: skip
     options = {"since": "first", "retry": POLICY, "rate": 5.0, "burst": 9, "paused": True}
     assert asked == ("orders", "g", options)
-    said = capsys.readouterr()
-    assert said.out == (
+    output = capsys.readouterr()
+    assert output.out == (
         "orders  g  active  rate 5/s burst 9  retry fixed:delay=5s,retries=2,jitter=0\n"
     )
-    assert "already exists" in said.err
+    assert "already exists" in output.err
 
 
 async def test_deleting_a_group_prints_its_counts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,8 +193,8 @@ async def test_deleting_a_topic_prints_its_counts(capsys: pytest.CaptureFixture[
         lambda call: groups.delete_topic(call, topic="orders", force=True), T.TOPIC_DELETE, held
     )
     assert asked == ("orders", True)
-    said = capsys.readouterr().out
-    assert said == "orders  deleted with 1,500 scheduled, 1 in flight, 2 dead, 3 groups\n"
+    answer = capsys.readouterr().out
+    assert answer == "orders  deleted with 1,500 scheduled, 1 in flight, 2 dead, 3 groups\n"
 
 
 @pytest.mark.parametrize(
@@ -244,8 +244,8 @@ async def test_groups_as_a_table_and_as_json(capsys: pytest.CaptureFixture[str])
     assert [line.split()[-2] for line in lines] == ["replay", "-", "26%"]
     assert "unused" in lines[0] and "8d" in lines[2] and "8d" not in lines[1]
     await _ask(lambda call: groups.list_groups(call, "orders"), T.STATS, STATS, as_json=True)
-    found = [json.loads(line) for line in _lines(capsys)]
-    assert [(g["topic"], g["group"], g["subscribers"]) for g in found] == [
+    results = [json.loads(line) for line in _lines(capsys)]
+    assert [(g["topic"], g["group"], g["subscribers"]) for g in results] == [
         ("orders", "billing", 2), ("orders", "mail", 2),
     ]  # fmt: skip
     with pytest.raises(NotFound, match="no topic 'nosuch'"):
@@ -256,8 +256,8 @@ async def test_show_policy_names_the_policy_and_its_source(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     await _ask(lambda call: groups.show_policy(call, "orders"), T.STATS, STATS, as_json=True)
-    found = [json.loads(line) for line in _lines(capsys)]
-    assert [(p["group"], p["from"], p["holds"].get("name")) for p in found] == [
+    results = [json.loads(line) for line in _lines(capsys)]
+    assert [(p["group"], p["from"], p["holds"].get("name")) for p in results] == [
         (None, "topic", "own"), ("billing", "group", None), ("mail", "topic", "own"),
     ]  # fmt: skip
     await _ask(lambda call: groups.show_policy(call, "orders", "mail"), T.STATS, STATS)

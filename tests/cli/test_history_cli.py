@@ -93,9 +93,9 @@ def test_history_lists_newest_first(folder: Path, capsys: Capture) -> None:
 def test_json_is_the_events_as_they_are(folder: Path, capsys: Capture) -> None:
     code, lines, _ = call(capsys, "history", "--dir", str(folder), "--json", "--oldest-first")
     assert code == 0
-    found = objects(lines)
-    assert [event["seq"] for event in found] == list(range(1, 9))
-    assert found[2]["body"] == "YQ==" and found[2]["v"] == 1
+    result = objects(lines)
+    assert [event["seq"] for event in result] == list(range(1, 9))
+    assert result[2]["body"] == "YQ==" and result[2]["v"] == 1
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,9 @@ def test_a_transaction_has_its_own_story(tmp_path: Path, capsys: Capture) -> Non
     options = ("--dir", str(tmp_path), "--transaction", "order-1")
     code, lines, _ = call(capsys, "history", "--json", "--oldest-first", *options)
     assert code == 0
-    found = [(event["event"], event["transaction"]) for event in objects(lines)]
+    rows = [(event["event"], event["transaction"]) for event in objects(lines)]
     words = ("transaction_prepared", "transaction_committed")
-    assert found == [(word, "order-1") for word in words]
+    assert rows == [(word, "order-1") for word in words]
     shown = "\n".join(call(capsys, "history", *options)[1])
     assert shown.count("transaction order-1, 3 tasks") == 2 and "order-2" not in shown
     assert call(capsys, "history", "--dir", str(tmp_path), "--transaction", "none")[0] == 4
@@ -309,12 +309,12 @@ async def test_restore_shows_progress_on_stderr(
 
 def restore(capsys: Capture, folder: Path, *options: str) -> tuple[int, list[str], str]:
     arguments = ["restore", "--into", url(folder), "--history", str(folder), *options]
-    found: list[tuple[int, list[str], str]] = []
+    results: list[tuple[int, list[str], str]] = []
     # A loop of its own: the tests that look at the store run in one.
-    thread = threading.Thread(target=lambda: found.append(call(capsys, *arguments)))
+    thread = threading.Thread(target=lambda: results.append(call(capsys, *arguments)))
     thread.start()
     thread.join()
-    return found[0]
+    return results[0]
 
 
 async def test_restore_from_the_command_line(folder: Path, capsys: Capture) -> None:

@@ -41,9 +41,9 @@ async def test_held_keys_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     for word in ("customer 7", "1,200", "no card", "16", " 1m"):
         assert word in shown, (word, shown)
     await _ask(lambda c: held(c, topic="t", group="g"), T.HELD_KEYS, answer, as_json=True)
-    found = json.loads(capsys.readouterr().out)
-    assert (found["id"], found["key"], found["waiting"]) == ("5", "customer 7", 1_200)
-    assert found["since"].endswith("Z") or "+" in found["since"]
+    result = json.loads(capsys.readouterr().out)
+    assert (result["id"], result["key"], result["waiting"]) == ("5", "customer 7", 1_200)
+    assert result["since"].endswith("Z") or "+" in result["since"]
     await _ask(lambda c: held(c, topic="t", group="g"), T.HELD_KEYS, answer | {"keys": ()})
     assert "no key of group g of topic t is held" in capsys.readouterr().err
 
@@ -55,8 +55,8 @@ async def test_order_lines_are_listed(capsys: pytest.CaptureFixture[str]) -> Non
     order, fair = capsys.readouterr().out.splitlines()[-2:]
     assert "in flight" in order and "a" in order and "limited" in fair and "-" in fair
     await _ask(lambda c: lines(c, topic="t", group="g"), T.KEY_LINES, answer, as_json=True)
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(row["value"], row["id"]) for row in found] == [("a", "6"), (None, "7")]
+    results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["value"], row["id"]) for row in results] == [("a", "6"), (None, "7")]
     await _ask(lambda c: lines(c, topic="t", group="g"), T.KEY_LINES, {"lines": (), "waiting": 0})
     assert "waits for its turn" in capsys.readouterr().err
 
@@ -80,14 +80,14 @@ async def test_a_key_is_paused_and_resumed(capsys: pytest.CaptureFixture[str]) -
         before,
         as_json=True,
     )
-    found = json.loads(capsys.readouterr().out)
-    assert (found["value"], found["key"], found["by"], found["changed"]) == (
+    result = json.loads(capsys.readouterr().out)
+    assert (result["value"], result["key"], result["by"], result["changed"]) == (
         "7",
         None,
         "ann",
         False,
     )
-    assert found["since"].startswith("2027-")
+    assert result["since"].startswith("2027-")
     over = answer | {"paused": False}
     await _ask(lambda c: resume_key(c, topic="t", group="g", key="a"), T.RESUME_KEY, over)
     nothing = {"paused": False, "changed": False, "since_ms": None, "by": None}
@@ -108,8 +108,8 @@ async def test_paused_keys_are_listed(capsys: pytest.CaptureFixture[str]) -> Non
     shown = capsys.readouterr().out.splitlines()[-1].split()
     assert shown[0] == "fair" and shown[1] == "7" and shown[-2:] == ["ann", "1,200"], shown
     await _ask(lambda c: paused(c, topic="t", group="g"), T.HELD_KEYS, answer, as_json=True)
-    found = json.loads(capsys.readouterr().out)
-    assert (found["value"], found["by"], found["group"]) == (7, "ann", "g") and "since" in found
+    result = json.loads(capsys.readouterr().out)
+    assert (result["value"], result["by"], result["group"]) == (7, "ann", "g") and "since" in result
     await _ask(lambda c: paused(c, topic="t", group="g"), T.HELD_KEYS, answer | {"paused": ()})
     assert "no key of group g of topic t is paused" in capsys.readouterr().err
 

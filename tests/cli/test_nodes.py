@@ -57,8 +57,8 @@ async def test_nodes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert second.split()[:7] == ["b", "host-a:7355", "draining", "1.2", "1", "-", "1"]
     await _ask(run, T.NODE_LIST, listing(SHARD, NOBODYS), as_json=True)
     shown = capsys.readouterr()
-    found = [json.loads(line) for line in shown.out.splitlines()]
-    assert found[0] == NODE | {
+    results = [json.loads(line) for line in shown.out.splitlines()]
+    assert results[0] == NODE | {
         "since": "2026-09-21T14:13:20.000Z", "seen": "2026-09-21T14:13:20.500Z",
     }  # fmt: skip
     assert "no daemon serves shard 1" in shown.err
@@ -96,8 +96,8 @@ async def test_a_node_is_drained(capsys: pytest.CaptureFixture[str], *, undo: bo
     answer = {"node": "b", "draining": not undo}
     asked = await _ask(lambda c: nodes.drain(c, "b", undo=undo), T.NODE_DRAIN, answer)
     assert asked == ("b", not undo)
-    said = "b gets shards again" if undo else "b gives its shards away and gets no more"
-    assert capsys.readouterr().out == said + "\n"
+    outcome = "b gets shards again" if undo else "b gives its shards away and gets no more"
+    assert capsys.readouterr().out == outcome + "\n"
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -122,9 +122,9 @@ async def test_an_interrupted_bulk_operation_says_how_to_go_on(
     following.cancel()
     with pytest.raises(asyncio.CancelledError):
         await following
-    said = capsys.readouterr().err
-    assert "looked at 1,200, changed 20 so far" in said
-    assert "tickwheel bulk show b1" in said
+    answer = capsys.readouterr().err
+    assert "looked at 1,200, changed 20 so far" in answer
+    assert "tickwheel bulk show b1" in answer
 
 
 async def test_an_interrupted_file_of_tasks_says_how_to_go_on(
@@ -151,9 +151,9 @@ async def test_an_interrupted_file_of_tasks_says_how_to_go_on(
     sending.cancel()
     with pytest.raises(asyncio.CancelledError):
         await sending
-    said = capsys.readouterr().err
-    assert "2 tasks are stored, up to line 2; the tasks of the next 2 lines may be" in said
-    assert "(tail -n +3 FILE) | the same command with --from -" in said
+    answer = capsys.readouterr().err
+    assert "2 tasks are stored, up to line 2; the tasks of the next 2 lines may be" in answer
+    assert "(tail -n +3 FILE) | the same command with --from -" in answer
 
 
 def test_an_interrupted_demo_ends_with_the_exit_code_of_every_command(

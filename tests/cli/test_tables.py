@@ -134,9 +134,9 @@ def test_shown_cells_are_complete_at_any_width(name: str) -> None:
         lines = drawn(grid, width)
         assert all(len(line) <= width for line in lines)
         # Folded or not, each character of each cell is somewhere.
-        found = sorted("".join("".join(lines).split()).replace("─", ""))
-        said = [shown.title, *shown.columns, *(cell for row in shown.rows for cell in row)]
-        assert found == sorted("".join("".join(said).split()))
+        results = sorted("".join("".join(lines).split()).replace("─", ""))
+        texts = [shown.title, *shown.columns, *(cell for row in shown.rows for cell in row)]
+        assert results == sorted("".join("".join(texts).split()))
 
 
 def test_milliseconds_are_dropped_before_empty_columns() -> None:

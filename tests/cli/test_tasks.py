@@ -57,8 +57,8 @@ async def test_a_task_is_explained_in_a_sentence_with_a_command(
             "leased: It is with w.",
         ]  # fmt: skip
         assert await explain("--json") == code
-        said = json.loads(capsys.readouterr().out)
-    assert (said["id"], said["behind"], said["others"][0]["behind"]) == ("7", "5", None)
+        outcome = json.loads(capsys.readouterr().out)
+    assert (outcome["id"], outcome["behind"], outcome["others"][0]["behind"]) == ("7", "5", None)
 
 
 @pytest.mark.parametrize(

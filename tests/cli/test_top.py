@@ -173,9 +173,9 @@ def test_global_counters_are_a_dash_without_rights_to_all_topics() -> None:
     assert "connections -  " in text and "late p50 / p99 - / - ms  early -" in text
     assert frame.fields()["connections"] is None
     names = ("dead_total", "dead_expired", "dropped_once")
-    found = Stats.of({**raw, "partial": True, "topics": {}})
-    assert not any(getattr(found, name) for name in names)
-    shown = "\n".join(" ".join(row) for row in stats_grids(found)[0].rows)
+    result = Stats.of({**raw, "partial": True, "topics": {}})
+    assert not any(getattr(result, name) for name in names)
+    shown = "\n".join(" ".join(row) for row in stats_grids(result)[0].rows)
     assert "counts only topics that the token can read" in shown and "lateness" not in shown
 
 
@@ -235,8 +235,8 @@ def test_keys_scroll_and_stop_at_both_ends() -> None:
 def test_a_filter_keeps_topics_for_their_groups() -> None:
     groups = {"Mail": _group(ready=1), "bills": _group(ready=2)}
     frame = Meter().read(_stats(orders=_topic(groups=groups), mailing=_topic(), x=_topic(ready=9)))
-    found = arranged(frame, "name", "mail")
-    shown = [(topic.topic, [group.group for group in of]) for topic, of in found.topics]
+    result = arranged(frame, "name", "mail")
+    shown = [(topic.topic, [group.group for group in of]) for topic, of in result.topics]
     assert shown == [("mailing", []), ("orders", ["Mail"])]
     assert [topic.topic for topic, _ in arranged(frame, "ready", "").topics] == [
         "x", "mailing", "orders",

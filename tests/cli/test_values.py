@@ -60,9 +60,9 @@ def test_a_time_with_a_zone_is_that_moment() -> None:
 
 
 def test_a_time_without_a_zone_is_local() -> None:
-    found = options.parse_at("2030-01-31T09:00")
-    assert found.tzinfo is not None
-    assert found == datetime(2030, 1, 31, 9, 0).astimezone()  # local is the point
+    result = options.parse_at("2030-01-31T09:00")
+    assert result.tzinfo is not None
+    assert result == datetime(2030, 1, 31, 9, 0).astimezone()  # local is the point
 
 
 @pytest.mark.parametrize("text", ["", "tomorrow", "2030-13-01", "12:00", "0001-01-01T00:00:00x"])
@@ -84,8 +84,8 @@ def test_properties_are_parsed() -> None:
     assert options.parse_property("a=") == ("a", "")
     assert options.parse_property("a=1") == ("a", "1")
     for text, value in (("1", 1), ("-1.5e3", -1500.0), ("true", True), (" 2", 2)):
-        found = options.parse_property(f"a:={text}")
-        assert (found, type(found[1])) == (("a", value), type(value))
+        result = options.parse_property(f"a:={text}")
+        assert (result, type(result[1])) == (("a", value), type(value))
     for text in ("", "x", "null", '"x"', "[1]"):
         with pytest.raises(ValueError, match="a number, true or false"):
             options.parse_property(f"a:={text}")

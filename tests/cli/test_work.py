@@ -233,14 +233,14 @@ async def test_work_json_has_one_line_per_finished_delivery(
     for body in (b"fine", b"broken", b"never", b"later"):
         await client.enqueue(topic, body, key=f"key-{body.decode()}")
     with program.working("--json", "--concurrency", "1") as process:
-        found = [json.loads(await line_of(process)) for _ in range(6)]
+        results = [json.loads(await line_of(process)) for _ in range(6)]
         rest, err = await ended(process)
     assert process.returncode == 0 and rest == ""
-    assert {line["group"] for line in found} == {"default"}
-    assert {line["topic"] for line in found} == {topic}
-    assert all(line["id"].isdigit() and line["took_ms"] >= 0 for line in found)
-    assert all(type(line["late_ms"]) is int and line["late_ms"] >= 0 for line in found)
-    shown = [(line["key"], line["attempt"], line["outcome"], line["error"]) for line in found]
+    assert {line["group"] for line in results} == {"default"}
+    assert {line["topic"] for line in results} == {topic}
+    assert all(line["id"].isdigit() and line["took_ms"] >= 0 for line in results)
+    assert all(type(line["late_ms"]) is int and line["late_ms"] >= 0 for line in results)
+    shown = [(line["key"], line["attempt"], line["outcome"], line["error"]) for line in results]
     assert sorted(shown, key=lambda one: one[:2]) == [
         ("key-broken", 1, "retrying", "ValueError: broken"),
         ("key-broken", 2, "dead", "ValueError: broken"),

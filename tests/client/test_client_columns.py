@@ -79,16 +79,16 @@ async def test_an_older_daemon_gets_columns_as_tasks_with_the_same_request() -> 
 async def test_columns_over_the_frame_limit_are_split() -> None:
     async with FakeDaemon(tasks_per_frame_max=3) as daemon, daemon.client() as client:
         peer = await daemon.peer()
-        found = [b"%d" % n for n in range(8)]
-        call = asyncio.ensure_future(client.enqueue_columns("t", found, delays=range(8)))
+        results = [b"%d" % n for n in range(8)]
+        call = asyncio.ensure_future(client.enqueue_columns("t", results, delays=range(8)))
         sent: list[bytes] = []
         ids: list[int] = []
-        while len(sent) < len(found):
+        while len(sent) < len(results):
             frame = await peer.next()
             sent += frame[4]
             ids += store(peer, frame)
         receipts = await soon(call)
-        assert sent == found and list(receipts.ids) == ids
+        assert sent == results and list(receipts.ids) == ids
         assert receipts.dues_ms[7] == NOW_MS + 7_000
 
 

@@ -143,9 +143,9 @@ async def test_consumers_respects_the_limit_when_pages_are_longer() -> None:
         frame = await peer.next(T.CONSUMER_LIST)
         assert frame[2] == {"topic": "t", "limit": 1, "after": 7}
         peer.ok(frame, {"consumers": [one] * 4, "next": 9})
-        found = await soon(asking)
-        assert [info.raw for info in found] == [one] * 3
-        assert found[0].since == datetime.fromtimestamp(NOW_MS / 1000, UTC)
+        result = await soon(asking)
+        assert [info.raw for info in result] == [one] * 3
+        assert result[0].since == datetime.fromtimestamp(NOW_MS / 1000, UTC)
         assert peer.nothing()
 
 
@@ -165,8 +165,8 @@ async def test_the_newest_task_with_a_key_is_searched_page_by_page() -> None:
         frame = await peer.next(T.LIST)
         assert frame[2] == asked | {"after": 9000}
         peer.ok(frame, {"tasks": [TASK | {"id": 8}], "next": 8})
-        found = await soon(asking)
-        assert found is not None and found.id == 8
+        result = await soon(asking)
+        assert result is not None and result.id == 8
         asking = asyncio.ensure_future(client.find("none"))
         frame = await peer.next(T.LIST)
         assert frame[2] == {"key": "none", "newest": True, "limit": 1}

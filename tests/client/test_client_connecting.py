@@ -194,11 +194,11 @@ async def test_every_verb_connects(name: str) -> None:
     if name in MORE:
         given |= MORE[name]
     with pytest.raises((errors.Unreachable, errors.SendTimeout)):
-        found = verb(**given)
-        if inspect.isasyncgen(found):
-            await soon(anext(found))
+        result = verb(**given)
+        if inspect.isasyncgen(result):
+            await soon(anext(result))
         else:
-            await soon(found)
+            await soon(result)
     await client.close()
 
 
@@ -442,8 +442,8 @@ async def test_a_drained_daemon_that_comes_back_is_found_again(
         peer = await daemon.peer()
         peer.ok(await peer.next(T.PING))
         await soon(call)
-    said = [record.getMessage().partition(" ")[0] for record in caplog.records]
-    assert [word for word in said if word in {"connected", "connection"}][:3] == [
+    texts = [record.getMessage().partition(" ")[0] for record in caplog.records]
+    assert [word for word in texts if word in {"connected", "connection"}][:3] == [
         "connected", "connection", "connected",
     ]  # fmt: skip
 

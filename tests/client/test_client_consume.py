@@ -103,8 +103,8 @@ async def test_several_tasks_share_a_subscription() -> None:
         await turns()
         peer.deliver(sub, b"a", b"b")
         peer.deliver(sub, b"c")
-        found = await soon(asyncio.gather(*readers))
-        assert {delivery.body for delivery in found} == {b"a", b"b", b"c"}
+        result = await soon(asyncio.gather(*readers))
+        assert {delivery.body for delivery in result} == {b"a", b"b", b"c"}
 
 
 async def test_batches_return_the_buffered_deliveries() -> None:
@@ -190,8 +190,8 @@ async def test_acks_of_one_step_share_a_frame() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client)
         ids = peer.deliver(sub, *[b"x"] * 20)
-        found = await deliveries(subscription, 20)
-        futures = [delivery.ack_nowait() for delivery in found]
+        result = await deliveries(subscription, 20)
+        futures = [delivery.ack_nowait() for delivery in result]
         frame = await peer.next(T.ACK)
         assert frame[2:] == ("t", "default", 1, tuple(ids), (1,) * 20)
         assert not any(future.done() for future in futures), "an ack is durable when it is done"

@@ -138,13 +138,13 @@ async def test_a_frame_respects_the_limit_of_coalesced_tasks() -> None:
         peer = await daemon.peer()
         tasks = [Task("t", b"%d" % n, key="k", if_pending="reject") for n in range(5)]
         call = asyncio.ensure_future(client.enqueue_many(tasks))
-        found = []
+        results = []
         for _ in range(3):
             frame = await peer.next(T.ENQUEUE)
             ids = tuple(range(len(frame[3])))
             peer.ok(frame, (NOW_MS, ids, {"outcomes": tuple(("rejected", n) for n in ids)}))
-            found.append(bodies(frame))
-        assert found == [[b"0", b"1"], [b"2", b"3"], [b"4"]]
+            results.append(bodies(frame))
+        assert results == [[b"0", b"1"], [b"2", b"3"], [b"4"]]
         outcomes = [receipt.outcome for receipt in await soon(call)]
         assert outcomes == ["rejected"] * 5
 
@@ -214,10 +214,10 @@ async def test_every_field_arrives() -> None:
 
 async def frames_of(peer: Peer) -> list[Frame]:
     """The ENQUEUE frames that have come, answered."""
-    found = [await stored(peer)]
+    results = [await stored(peer)]
     while not peer.nothing():
-        found.append(await stored(peer))
-    return found
+        results.append(await stored(peer))
+    return results
 
 
 async def test_oneway_has_request_zero_and_does_not_wait() -> None:

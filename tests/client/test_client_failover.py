@@ -444,10 +444,10 @@ async def test_a_daemon_that_resumes_in_time_is_kept() -> None:
 async def mute(count: int) -> AsyncIterator[list[FakeDaemon]]:
     """Daemons that take connections and say nothing, as stopped processes do."""
     async with contextlib.AsyncExitStack() as stack:
-        found = [await stack.enter_async_context(FakeDaemon()) for _ in range(count)]
-        for daemon in found:
+        results = [await stack.enter_async_context(FakeDaemon()) for _ in range(count)]
+        for daemon in results:
             daemon.greet = lambda peer, frame: None
-        yield found
+        yield results
 
 
 async def test_silent_addresses_do_not_delay_the_others(
@@ -541,8 +541,8 @@ async def test_a_stopped_daemon_that_resumes_is_used_at_once() -> None:
 def test_a_hint_with_another_security_is_ignored() -> None:
     """A token that was kept secret by TLS never goes where there is none."""
     for secure, url in ((True, "tls://b:7355"), (False, "tcp://b:7355"), (False, "b:7355")):
-        found = standby({"role": "standby", "active": url}, secure=secure)
-        assert found is not None and found.active == ("b", 7355), url
+        result = standby({"role": "standby", "active": url}, secure=secure)
+        assert result is not None and result.active == ("b", 7355), url
     for secure, url in ((True, "tcp://b:7355"), (True, "b:7355"), (False, "tls://b:7355")):
-        found = standby({"role": "standby", "active": url}, secure=secure)
-        assert found is not None and found.active is None, url
+        result = standby({"role": "standby", "active": url}, secure=secure)
+        assert result is not None and result.active is None, url

@@ -33,9 +33,9 @@ async def test_partly_stored_has_receipts_and_errors_in_order() -> None:
         with pytest.raises(Partly) as raised:
             await soon(call)
         assert isinstance(raised.value, errors.OutcomeUnknown)
-        found = raised.value.receipts
-        assert [item.id for item in found if isinstance(item, Receipt)] == ids
-        assert [type(item) for item in found[2:4]] == [errors.StoreFull] * 2
+        receipts = raised.value.receipts
+        assert [item.id for item in receipts if isinstance(item, Receipt)] == ids
+        assert [type(item) for item in receipts[2:4]] == [errors.StoreFull] * 2
 
 
 async def test_a_wholly_refused_batch_raises_the_daemons_error() -> None:

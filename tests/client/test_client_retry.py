@@ -105,9 +105,14 @@ def test_retry_limits_are_inclusive() -> None:
 
 
 def test_retry_policies_of_the_daemon_are_decoded() -> None:
-    found = Retry.of({"kind": "table", "delays_ms": [1, 2], "retries": 2, "name": "mine"})
-    assert (found.kind, found.delays_ms, found.retries, found.name) == ("table", (1, 2), 2, "mine")
-    assert found.to_wire() == "mine", "it may be defined anew: the name is what was set"
+    result = Retry.of({"kind": "table", "delays_ms": [1, 2], "retries": 2, "name": "mine"})
+    assert (result.kind, result.delays_ms, result.retries, result.name) == (
+        "table",
+        (1, 2),
+        2,
+        "mine",
+    )
+    assert result.to_wire() == "mine", "it may be defined anew: the name is what was set"
     fixed = Retry.of({"kind": "fixed", "delay_ms": 5, "retries": 1, "jitter": 0.0, "new": 1})
     assert fixed == Retry.fixed(0.005, 1)
     assert Retry.of("default") == Retry.named("default")

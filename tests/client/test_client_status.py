@@ -20,15 +20,15 @@ async def test_status_of_the_active_daemon() -> None:
         raw = daemon.set_status(
             state="loading", detail="half way", loaded=5, to_load=9, newer="field"
         )
-        found = await soon(client.status())
-        assert (found.role, found.state, found.detail) == ("active", "loading", "half way")
-        assert (found.epoch, found.loaded, found.to_load) == (1, 5, 9)
-        assert (NOW_MS - found.since_ms) == 3_723_000
-        assert found.since.tzinfo is not None
-        assert (found.store, found.store_ok, found.active) == ("redis://r:6379/0", True, None)
-        assert found.serves
-        assert dict(found.raw) == raw
-        assert found.raw["newer"] == "field"
+        status = await soon(client.status())
+        assert (status.role, status.state, status.detail) == ("active", "loading", "half way")
+        assert (status.epoch, status.loaded, status.to_load) == (1, 5, 9)
+        assert (NOW_MS - status.since_ms) == 3_723_000
+        assert status.since.tzinfo is not None
+        assert (status.store, status.store_ok, status.active) == ("redis://r:6379/0", True, None)
+        assert status.serves
+        assert dict(status.raw) == raw
+        assert status.raw["newer"] == "field"
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,9 @@ async def test_a_daemon_without_status_is_active_and_unknown() -> None:
         asking = asyncio.ensure_future(status_at(old.url))
         peer = await old.peer()
         peer.error(await peer.next(T.STATUS), "unknown_type")
-        found = await soon(asking)
-        assert (found.role, found.state, found.node) == ("active", "unknown", "fake")
-        assert found.serves
+        result = await soon(asking)
+        assert (result.role, result.state, result.node) == ("active", "unknown", "fake")
+        assert result.serves
 
 
 async def test_status_of_a_silent_daemon_is_unreachable_in_time() -> None:
@@ -123,10 +123,10 @@ async def test_statuses_include_daemons_named_by_others() -> None:
         for daemon in (first, second):
             daemon.set_status(role="standby", state="standby", active=leader)
         url = f"tcp://{first.address},127.0.0.1:1,{second.address},{first.address}"
-        found = await soon(statuses(url))
-        assert list(found) == [first.url, "tcp://127.0.0.1:1", second.url, active.url]
-        assert isinstance(found["tcp://127.0.0.1:1"], errors.Unreachable)
-        assert isinstance(found[active.url], Status)
+        result = await soon(statuses(url))
+        assert list(result) == [first.url, "tcp://127.0.0.1:1", second.url, active.url]
+        assert isinstance(result["tcp://127.0.0.1:1"], errors.Unreachable)
+        assert isinstance(result[active.url], Status)
         assert [d.connections for d in (first, second, active)] == [1, 1, 1]
 
 
@@ -135,8 +135,8 @@ async def test_statuses_ask_each_daemon_once() -> None:
         active.set_status(address="tcp://a.name.of.its.own:7355")
         leader = {"node": "c", "address": "tcp://a.name.of.its.own:7355", "epoch": 1, "since_ms": 9}
         standby.set_status(role="standby", state="standby", active=leader)
-        found = await soon(statuses(f"{standby.url},{active.address}"))
-        assert list(found) == [standby.url, active.url]
+        result = await soon(statuses(f"{standby.url},{active.address}"))
+        assert list(result) == [standby.url, active.url]
 
 
 @pytest.mark.parametrize("address", ["nonsense://x", "", "tcp://x:0"])

@@ -162,15 +162,15 @@ STEPS_ENOUGH = ("json", "zlib", "zlib,aesgcm;key=a", "json;v=2,zlib,aesgcm;key=a
 async def test_more_than_two_encoding_steps_are_refused(
     tmp_path: Path, wheel: TestWheel, encoding: str
 ) -> None:
-    said = r"encoding has \d+ steps; the limit is 2 \(encoding_steps_max\)"
-    with pytest.raises(LimitExceeded, match=said):
+    answer = r"encoding has \d+ steps; the limit is 2 \(encoding_steps_max\)"
+    with pytest.raises(LimitExceeded, match=answer):
         await wheel.client.enqueue("t", b"x", encoding=encoding)
     async with InProcess(tmp_path) as daemon:
         task = ("t", b"x", 0, {"encoding": encoding})
         code, text = await daemon.connect().refused(FrameType.ENQUEUE, 0, (task,))
-        assert code == "limit_exceeded" and re.search(said, text)
+        assert code == "limit_exceeded" and re.search(answer, text)
     # One that was stored before there was a limit.
-    with pytest.raises(BadBody, match=said):
+    with pytest.raises(BadBody, match=answer):
         Codec().unpack("t", zlib.compress(zlib.compress(zlib.compress(b""))), encoding)
 
 

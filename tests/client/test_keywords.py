@@ -34,8 +34,8 @@ def takers() -> list[tuple[type, str]]:
 
 def verbs(kind: type) -> list[str]:
     """All that can be called of it."""
-    found = inspect.getmembers(kind, inspect.isfunction)
-    return [name for name, _ in found if not name.startswith("_")]
+    result = inspect.getmembers(kind, inspect.isfunction)
+    return [name for name, _ in result if not name.startswith("_")]
 
 
 def block_of(function: Any) -> Any:
@@ -51,11 +51,11 @@ def last(function: Any) -> str:
 
 
 def test_task_keywords_match_the_fields_of_task() -> None:
-    said = get_type_hints(TaskKeywords)
+    hints = get_type_hints(TaskKeywords)
     of_a_task = get_type_hints(Task)
     named = {field.name for field in fields(Task)} - {"topic", "body", "delay", "at"}
-    assert named == said.keys()
-    assert {name: of_a_task[name] for name in named} == said
+    assert named == hints.keys()
+    assert {name: of_a_task[name] for name in named} == hints
     assert inspect.signature(Task).parameters.keys() >= named
 
 
@@ -77,8 +77,8 @@ def test_each_keyword_has_a_docstring() -> None:
 
 
 def test_the_search_for_verbs_with_keywords_finds_them() -> None:
-    found = {f"{kind.__name__}.{name}" for kind, name in takers()}
-    assert found >= {
+    texts = {f"{kind.__name__}.{name}" for kind, name in takers()}
+    assert texts >= {
         "Client.enqueue", "Client.enqueue_nowait", "Client.oneway", "Client.subscribe",
         "Client.pull", "Client.put_schedule", "Client.create_group", "Client.configure",
         "Client.preview_bulk", "Transaction.enqueue", "Worker.on",
@@ -126,10 +126,10 @@ async def test_an_unknown_keyword_is_a_type_error_naming_verb_and_keyword(name: 
     for wrong in WRONG:
         known = inspect.signature(verb).parameters
         given = {one: value for one, value in wrong.items() if one in known or one == "no_such"}
-        said = await fails(verb, **(needed(verb) | given))
+        message = await fails(verb, **(needed(verb) | given))
         # Python itself raises for a verb without a keyword block, and names the part of Client.
         part = "Client" if (Client, name) in takers() else verb.__qualname__.partition(".")[0]
-        assert said == f"{part}.{name}() got an unexpected keyword argument 'no_such'"
+        assert message == f"{part}.{name}() got an unexpected keyword argument 'no_such'"
     await client.close()
 
 
@@ -139,8 +139,8 @@ async def test_unknown_keywords_of_transactions_are_type_errors() -> None:
         ("Transaction.enqueue", client.transaction("g").enqueue),
         ("Worker.on", Worker(client).on),
     ):
-        said = await fails(verb, **needed(verb), no_such=1)
-        assert said == f"{kind}() got an unexpected keyword argument 'no_such'"
+        message = await fails(verb, **needed(verb), no_such=1)
+        assert message == f"{kind}() got an unexpected keyword argument 'no_such'"
     await client.close()
 
 
@@ -204,6 +204,6 @@ def test_a_type_checker_finds_unknown_keywords_and_wrong_types(tmp_path: Path) -
         [sys.executable, "-m", "mypy", "--strict", str(program)],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
-    found = {int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error: " in line}
+    results = {int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error: " in line}
     lines = enumerate(MISTAKES.splitlines(), 1)
-    assert found == {number for number, line in lines if line.endswith("# wrong")}, done.stdout
+    assert results == {number for number, line in lines if line.endswith("# wrong")}, done.stdout

@@ -133,13 +133,13 @@ async def test_tasks_without_a_key_rotate_over_shards_by_frame() -> None:
     async with Shards(COUNT) as shards:
         client = await shards.client().connect()
         await client.stats()  # all are connected
-        found = []
+        results = []
         for _ in range(2 * COUNT):
             frame = [client.enqueue_nowait("t", b"") for _ in range(5)]
-            found.append(set(shards_of(await soon(asyncio.gather(*frame)))))
-        assert all(len(frame) == 1 for frame in found)
-        assert [sorted(frame) for frame in found[:COUNT]] == [[1], [2], [0]]
-        assert found[:COUNT] == found[COUNT:]
+            results.append(set(shards_of(await soon(asyncio.gather(*frame)))))
+        assert all(len(frame) == 1 for frame in results)
+        assert [sorted(frame) for frame in results[:COUNT]] == [[1], [2], [0]]
+        assert results[:COUNT] == results[COUNT:]
 
 
 async def test_oneway_goes_to_the_shard_of_its_key() -> None:
@@ -171,9 +171,9 @@ async def test_shard_by_overrides_the_shard_of_the_keys() -> None:
         receipts = await client.enqueue_many(tasks)
         assert shards_of(receipts) == [shard for shard in range(COUNT) for _ in keys]
         for key in keys:
-            found = await client.lookup(topic="t", key=key)
-            assert sorted(shards_of(found)) == list(range(COUNT))
-            assert {task.shard_by for task in found} == set(names)
+            result = await client.lookup(topic="t", key=key)
+            assert sorted(shards_of(result)) == list(range(COUNT))
+            assert {task.shard_by for task in result} == set(names)
         with pytest.raises(errors.BadRequest, match="different values for shard_by and order_key"):
             await client.enqueue("t", b"", order_key="a", shard_by="b")
         same = await client.enqueue("t", b"", order_key=names[1], shard_by=names[1], delay=HOUR)
@@ -366,8 +366,8 @@ async def test_the_prefetch_is_divided_and_shards_take_turns() -> None:
             await deliveries.set_prefetch(len(keys))
             await client.enqueue_many([Task("t", b"", key=key) for key in keys])
             await comes(lambda: len(deliveries._buffer) == len(keys))
-            found = [await soon(anext(deliveries)) for _ in keys]
-            turns = [(shard, len(list(some))) for shard, some in groupby(shards_of(found))]
+            results = [await soon(anext(deliveries)) for _ in keys]
+            turns = [(shard, len(list(some))) for shard, some in groupby(shards_of(results))]
             assert sorted(turns) == sorted([(shard, IN_A_ROW) for shard in range(COUNT)] * 2)
         assert await prefetches() == []
         async with client.subscribe("t"):
@@ -441,10 +441,10 @@ async def test_a_shard_lost_before_its_share_is_joined_once(
     start, unheard = Subscription.start, list[Subscription]()
 
     async def start_and_change(part: Subscription) -> Subscription:
-        found = await start(part)
+        result = await start(part)
         if part is not front:
             front._parts._shares = [5] * COUNT
-        return found
+        return result
 
     async def gone(part: Subscription, prefetch: int) -> None:
         unheard.append(part)
@@ -473,9 +473,9 @@ async def test_deliveries_after_a_pull_ended_are_released() -> None:
         )
         [first] = await soon(pulling)
         others = {receipt.id for receipt in receipts} - {first.id}
-        found: set[int] = set()
-        while found != others:
-            found |= {task.id for task in await soon(client.pull("t", group="g", wait=20))}
+        results: set[int] = set()
+        while results != others:
+            results |= {task.id for task in await soon(client.pull("t", group="g", wait=20))}
 
 
 @pytest.mark.parametrize("count", [1, COUNT])
@@ -598,8 +598,8 @@ TOPIC = key_in(HOME, COUNT, "t")
 
 def having(shards: Shards, group: str) -> list[int]:
     """The shards that have the group, and are not deleting it."""
-    found = ((n, shards.shard(n).core.find_group(TOPIC, group)) for n in range(COUNT))
-    return [n for n, one in found if one is not None and not one.is_closed]
+    rows = ((n, shards.shard(n).core.find_group(TOPIC, group)) for n in range(COUNT))
+    return [n for n, one in rows if one is not None and not one.is_closed]
 
 
 async def test_creating_and_configuring_needs_only_the_home_shard(
@@ -717,10 +717,10 @@ async def test_on_mismatch_decides_about_differing_group_settings(
         if word == "refuse" or (word is None and name != "retry"):
             with pytest.raises(errors.Conflict) as refused:
                 await soon(running)
-            said = refused.value.message
+            answer = refused.value.message
         else:
             await soon(worker.started.wait())
-            said = "".join(r.getMessage() for r in caplog.records if r.levelname == "WARNING")
+            answer = "".join(r.getMessage() for r in caplog.records if r.levelname == "WARNING")
             worker.stop()
             await soon(running)
         now = await client.create_group("t", "g")
@@ -729,19 +729,19 @@ async def test_on_mismatch_decides_about_differing_group_settings(
             # ``tags`` and ``where`` are one filter: the part that is not named is taken away.
             expected = {"tags": None, "where": None, **wanted}
             assert {field: getattr(now, field) for field in expected} == expected
-            assert "the group will get this code's settings" in said
+            assert "the group will get this code's settings" in answer
         else:
             assert now.raw | {"created": True} == made.raw
-            assert CHANGES[name] in said
+            assert CHANGES[name] in answer
         assert (sibling.tags, sibling.where) == (now.tags, now.where)
-        assert "is set otherwise" in said
+        assert "is set otherwise" in answer
         differs = (
-            said.partition("is set otherwise: ")[2]
+            answer.partition("is set otherwise: ")[2]
             .partition("; to change it")[0]
             .partition(". The group")[0]
         )
         assert "retries" not in differs, "what is the same is not said"
-        assert said.count("is set otherwise") == 1
+        assert answer.count("is set otherwise") == 1
 
 
 # --- listings by key -----------------------------------------------------------------------------
@@ -767,8 +767,8 @@ async def test_tasks_of_a_topic_and_key_are_listed_from_the_index(
             @asynccontextmanager
             async def counted(ids: Any, *args: Any, real: Any = read_some, **kw: Any) -> Any:
                 read.extend(ids)
-                async with real(ids, *args, **kw) as found:
-                    yield found
+                async with real(ids, *args, **kw) as results:
+                    yield results
 
             async def scanned(*args: Any, real: Any = scan, **kw: Any) -> Any:
                 page, following = await real(*args, **kw)
@@ -789,9 +789,11 @@ async def test_tasks_of_a_topic_and_key_are_listed_from_the_index(
 
         async def listed(**options: Any) -> list[int]:
             read.clear()
-            found = [item.id async for item in client.list_tasks(topic="t", key="mine", **options)]
+            results = [
+                item.id async for item in client.list_tasks(topic="t", key="mine", **options)
+            ]
             assert set(read) <= set(wanted), f"{len(set(read))} tasks are read"
-            return found
+            return results
 
         assert await listed() == wanted
         assert await listed(limit=2) == wanted[:2]

@@ -71,8 +71,8 @@ async def test_credit_goes_to_the_shard_that_has_the_work(client: Client) -> Non
     async with client.subscribe("t", prefetch=PREFETCH) as deliveries:
         await put(client, 1, 3 * PREFETCH)
         most = PREFETCH - (COUNT - 1)
-        found = await take(deliveries, most)
-        assert by_shard(found) == [0, most, 0]
+        result = await take(deliveries, most)
+        assert by_shard(result) == [0, most, 0]
         assert sorted(await shares(client)) == [1, 1, most]
 
 
@@ -173,9 +173,9 @@ async def test_an_unavailable_shard_keeps_its_share(at_once: None) -> None:
         async with client.subscribe("t", prefetch=9) as deliveries:
             shards_.lose(2)
             await put(client, 1, 100)
-            found = await take(deliveries, 5)
-            assert by_shard(found) == [0, 5, 0]
+            result = await take(deliveries, 5)
+            assert by_shard(result) == [0, 5, 0]
             shards_.away.clear()
             await put(client, 2, 3)
-            found = await take(deliveries, 3)
-            assert by_shard(found) == [0, 0, 3]
+            result = await take(deliveries, 3)
+            assert by_shard(result) == [0, 0, 3]

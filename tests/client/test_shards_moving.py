@@ -279,11 +279,11 @@ async def test_hello_omits_the_shard_for_older_daemons() -> None:
     """Daemons older than moving shards are asked separately."""
     async with daemons(2) as (first, second):
         urls = [first.url, second.url]
-        said: list[Any] = []
+        texts: list[Any] = []
 
         def greet(shard: int, daemon: FakeDaemon) -> None:
             def old(peer: Peer, frame: Frame) -> None:
-                said.append((shard, frame[2].get("shard"), frame[2].get("heartbeat")))
+                texts.append((shard, frame[2].get("shard"), frame[2].get("heartbeat")))
                 if "shard" in frame[2]:
                     peer.error(frame, "bad_request", "options has an unknown key 'shard'")
                     peer.close()
@@ -297,8 +297,8 @@ async def test_hello_omits_the_shard_for_older_daemons() -> None:
         greet(1, second)
         async with first.client() as client:
             await enqueued(client, second, key_in(1, 2))
-            assert said[:2] == [(0, None, True), (1, 1, True)]
-            assert (1, None, True) in said, "heartbeats were not given up with it"
+            assert texts[:2] == [(0, None, True), (1, 1, True)]
+            assert (1, None, True) in texts, "heartbeats were not given up with it"
             peer = await first.peer()
             peer.close()
             await enqueued(client, first, key_in(0, 2))
@@ -394,9 +394,9 @@ def test_an_invalid_address_in_a_route_is_skipped(url: Any) -> None:
 def test_a_search_asks_a_few_shards_on_different_hosts_first() -> None:
     places = Places(64, [address("given")], secure=False)
     places.learn({"shards": [f"tcp://h{n % 4}:{1000 + n}" for n in range(64)]})
-    found = places.around(63)
-    assert len(found) == 2 + module.OTHERS_MAX
-    assert {host for host, _ in found[2:6]} == {"h0", "h1", "h2", "h3"}
+    result = places.around(63)
+    assert len(result) == 2 + module.OTHERS_MAX
+    assert {host for host, _ in result[2:6]} == {"h0", "h1", "h2", "h3"}
 
 
 class Around(Places):

@@ -61,10 +61,10 @@ async def ends_of(*asked: Awaitable[Any]) -> list[Any]:
 
 def teller(shards: Shards) -> GatewayClient:
     """What asks for the HTTP API of all."""
-    found = GatewayClient(shards.urls[0], "", None)
-    found._options.open_to = shards._open_to
-    shards._stack.push_async_callback(found.close)
-    return found
+    result = GatewayClient(shards.urls[0], "", None)
+    result._options.open_to = shards._open_to
+    shards._stack.push_async_callback(result.close)
+    return result
 
 
 async def pairs_of(shards: Shards) -> list[tuple[Client, str]]:

@@ -61,10 +61,10 @@ class Room:
     async def take(self, count: int = 100) -> list[Any]:
         """Return the due deliveries, oldest first."""
         self.shards.pass_time(60_000)
-        found: list[Any] = []
+        results: list[Any] = []
         while some := await self.client.pull("t", group="g", max=count):
-            found += some
-        return sorted(found, key=lambda one: self.ids.index(one.id))
+            results += some
+        return sorted(results, key=lambda one: self.ids.index(one.id))
 
     async def kill(self) -> None:
         """Make dead letters of all that is due now, each a millisecond after the one before."""
@@ -473,8 +473,8 @@ async def bulks(room: Room) -> Any:
 @work("preview_bulk")
 async def previewed(room: Room) -> Any:
     await room.fill()
-    found = await room.client.preview_bulk("cancel", "t", {"tags": "a"})
-    return found.looked_at, found.matched, found.would_change, len(found.examples)
+    outcome = await room.client.preview_bulk("cancel", "t", {"tags": "a"})
+    return outcome.looked_at, outcome.matched, outcome.would_change, len(outcome.examples)
 
 
 # --- targets -------------------------------------------------------------------------------------
@@ -522,9 +522,9 @@ async def counts(room: Room) -> Any:
 @work("consumers")
 async def consumers(room: Room) -> Any:
     async with room.client.subscribe("t", group="g"), room.client.subscribe("u"):
-        found = [consumer async for consumer in room.client.list_consumers()]
+        results = [consumer async for consumer in room.client.list_consumers()]
         of_one = [consumer async for consumer in room.client.list_consumers(topic="u", limit=1)]
-    return sorted({(item.topic, item.group, item.kind) for item in found}), len(of_one)
+    return sorted({(item.topic, item.group, item.kind) for item in results}), len(of_one)
 
 
 async def asked(room: Room, name: str, **values: Any) -> Any:
@@ -557,11 +557,11 @@ async def seen(room: Room) -> Any:
     await room.fill()
     for delivery in (await room.take())[:5]:
         await delivery.ack()
-    found = await asked(room, "overview")
-    ring = found["ring"]
+    outcome = await asked(room, "overview")
+    ring = outcome["ring"]
     left = sum(ring["this"]) + sum(ring["next"]) + ring["later"]
     lag = await asked(room, "group_lag", topic="t", group="g")
-    return found["counts"], found["totals"], left, ring["exact"], lag["every_ms"]
+    return outcome["counts"], outcome["totals"], left, ring["exact"], lag["every_ms"]
 
 
 @work("explain")
@@ -585,9 +585,13 @@ async def test_explain_names_an_unavailable_shard(
         room = Room(shards, await shards.client(2).connect())
         ids = [await room.enqueue(key=key_in(shard, 3)) for shard in range(3)]
         shards.lose(1)
-        found = await room.client.explain(ids[1])
-        assert (found.cause, found.id, found.command) == ("shard_away", ids[1], "tickwheel shards")
-        assert "The task may be in shard 1" in found.detail
+        explanation = await room.client.explain(ids[1])
+        assert (explanation.cause, explanation.id, explanation.command) == (
+            "shard_away",
+            ids[1],
+            "tickwheel shards",
+        )
+        assert "The task may be in shard 1" in explanation.detail
         assert (await room.client.explain(ids[2])).cause == "scheduled"
         assert (await room.client.explain(topic="t", key="none")).cause == "shard_away"
         shards.away.clear()
@@ -616,15 +620,15 @@ def test_histories_of_several_machines_are_merged_without_duplicates() -> None:
     kept = {"is_kept": True, "complete": True}
     for some in ([[second], [first]], [[first, second], [first, second]]):
         answers = [{"events": events, **kept} for events in some]
-        found = merging.MERGED["task_history"](answers, {})
-        assert found == {"events": [first, second], **kept}
+        outcome = merging.MERGED["task_history"](answers, {})
+        assert outcome == {"events": [first, second], **kept}
     tasks = [{"id": n, "ended_ms": None} for n in (3, 2)], [{"id": 3, "ended_ms": 7}]
     none = {"tasks": [], "is_kept": False, "complete": True}
     answers = [*({"tasks": some, **kept} for some in tasks), none]
-    found = merging.MERGED["history_tasks"](answers, {})
-    assert found == {"tasks": [{"id": 3, "ended_ms": 7}, {"id": 2, "ended_ms": None}], **kept}
-    found = merging.MERGED["history_tasks"](answers, {"limit": 1})
-    assert ([task["id"] for task in found["tasks"]], found["complete"]) == ([3], False)
+    outcome = merging.MERGED["history_tasks"](answers, {})
+    assert outcome == {"tasks": [{"id": 3, "ended_ms": 7}, {"id": 2, "ended_ms": None}], **kept}
+    outcome = merging.MERGED["history_tasks"](answers, {"limit": 1})
+    assert ([task["id"] for task in outcome["tasks"]], outcome["complete"]) == ([3], False)
 
 
 @work("backup")
@@ -636,7 +640,7 @@ async def backed_up(room: Room) -> Any:
 
 @work("restore", "list_restores", "show_restore", "cancel_restore")
 async def restores(room: Room) -> Any:
-    found = [await asked(room, "list_restores")]
+    results = [await asked(room, "list_restores")]
     for name, values in (
         ("restore", {"into": "new.db", "backup": "none.db"}),
         ("restore", {"into": "new.db", "ids": ()}),
@@ -646,8 +650,8 @@ async def restores(room: Room) -> Any:
     ):
         with pytest.raises(errors.TickwheelError) as refused:
             await asked(room, name, **values)
-        found.append(refused.value.code)
-    return found
+        results.append(refused.value.code)
+    return results
 
 
 # --- deliveries ----------------------------------------------------------------------------------

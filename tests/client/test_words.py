@@ -44,14 +44,14 @@ def told() -> dict[str, set[str]]:
     """The words that docs/protocol.md has in answer to each request."""
     text = (ROOT / "docs" / "protocol.md").read_text().partition("### Outcomes")[2]
     text = text.partition("\n### ")[0]
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for word, requests in re.findall(r"^\| `(\w+)` \| ([^|]*) \|", text, re.MULTILINE):
         named = set(re.findall(r"[A-Z][A-Z_]+", requests)) & (ANSWERS.keys() | OF_KEYS)
         if requests.startswith("all") or "others" in requests:
             named |= ANSWERS.keys()
         for request in named:
-            found.setdefault(request, set()).add(word)
-    return found
+            result.setdefault(request, set()).add(word)
+    return result
 
 
 @pytest.mark.parametrize("request_", [*ANSWERS, *OF_KEYS])

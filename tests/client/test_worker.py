@@ -604,10 +604,10 @@ async def test_a_cancelled_idle_asyncio_task_loses_no_delivery(seen: bool) -> No
 
 async def test_handlers_do_not_share_context_variables() -> None:
     word: contextvars.ContextVar[str] = contextvars.ContextVar("word", default="none")
-    found = []
+    results = []
 
     async def handler(delivery: Delivery) -> None:
-        found.append(word.get())
+        results.append(word.get())
         word.set(delivery.body.decode())
 
     async with rig(handler, concurrency=1, prefetch=10) as r:
@@ -615,7 +615,7 @@ async def test_handlers_do_not_share_context_variables() -> None:
         acked = 0
         while acked < 3:
             acked += len((await answer(r.peer, T.ACK))[5])
-    assert found == ["none"] * 3
+    assert results == ["none"] * 3
 
 
 async def test_an_ack_answered_with_another_status_is_logged(

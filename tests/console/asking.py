@@ -50,8 +50,8 @@ def enqueue(daemon: Daemon, topic: str, count: int = 1, **task: Any) -> list[str
 def pull(daemon: Daemon, topic: str, group: str = "g", count: int = 1) -> list[Any]:
     """What is ready, up to so many; at least one, which is waited for."""
     given = {"group": group, "max": count, "wait_ms": PULL_WAIT_MS}
-    found: list[Any] = post(daemon, f"/v1/topics/{topic}/pull", given)["deliveries"]
-    return found
+    deliveries: list[Any] = post(daemon, f"/v1/topics/{topic}/pull", given)["deliveries"]
+    return deliveries
 
 
 def make_group(daemon: Daemon, topic: str, group: str = "g", **settings: Any) -> None:
@@ -77,13 +77,13 @@ def dead_letters(
     """Ids of so many dead letters of group g."""
     make_group(daemon, topic)
     enqueue(daemon, topic, count)
-    found: list[str] = []
-    while len(found) < count:
+    results: list[str] = []
+    while len(results) < count:
         some = pull(daemon, topic, count=min(500, count))
         receipts = [entry["receipt"] for entry in some]
         post(daemon, "/v1/rejections", {"receipts": receipts, "reason": reason})
-        found += [row["id"] for row in some]
-    return found
+        results += [row["id"] for row in some]
+    return results
 
 
 def prepare(

@@ -25,7 +25,7 @@ expect.set_options(timeout=WAIT_MS)
 def chromium() -> Iterator[Browser]:
     """One program for all tests here, and no longer: while it runs, its thread has an event loop
     of Playwright's, in which no other test can run one of its own."""
-    program = next((found for name in NAMES if (found := shutil.which(name))), None)
+    program = next((result for name in NAMES if (result := shutil.which(name))), None)
     if program is None:
         reason = "no chromium: apt install chromium-headless-shell"
         if os.environ.get("CI"):

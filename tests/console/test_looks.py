@@ -100,16 +100,19 @@ class Shop:
         self.task = post(daemon, "/v1/tasks", given | {"properties": {"country": "de"}})["id"]
         for _ in range(2):
             [one] = pull(daemon, "payments.check", "bank")
-            said = {"receipts": [one["receipt"]], "reason": "the bank does not answer"}
-            post(daemon, "/v1/nacks", said | {"delay_ms": 0})
+            fields = {"receipts": [one["receipt"]], "reason": "the bank does not answer"}
+            post(daemon, "/v1/nacks", fields | {"delay_ms": 0})
         [one] = pull(daemon, "payments.check", "bank")
-        said = {"receipts": [one["receipt"]], "reason": "the bank does not answer"}
-        post(daemon, "/v1/nacks", said | {"delay_ms": 480_000})
+        fields = {"receipts": [one["receipt"]], "reason": "the bank does not answer"}
+        post(daemon, "/v1/nacks", fields | {"delay_ms": 480_000})
         for reason, many in (("no such order", 7), ("card refused", 12), ("unknown country", 3)):
             enqueue(daemon, "orders.close", many)
             deliveries = pull(daemon, "orders.close", "billing", many)
-            said = {"receipts": [delivery["receipt"] for delivery in deliveries], "reason": reason}
-            post(daemon, "/v1/rejections", said)
+            fields = {
+                "receipts": [delivery["receipt"] for delivery in deliveries],
+                "reason": reason,
+            }
+            post(daemon, "/v1/rejections", fields)
         enqueue(daemon, "orders.close", 9)
         pull(daemon, "orders.close", "billing", 6)
 
@@ -136,10 +139,10 @@ class Shop:
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    found = Shop(tmp_path_factory.mktemp("shop"))
-    with found.daemon:
-        found.fill()
-        yield found
+    result = Shop(tmp_path_factory.mktemp("shop"))
+    with result.daemon:
+        result.fill()
+        yield result
 
 
 VIEWS = (
@@ -180,12 +183,12 @@ def test_views_pass_axe_and_fit_the_window(
     console.page.evaluate(AXE)
     for view in VIEWS:
         page = looked_at(console, shop, view)
-        found: Any = page.evaluate(
+        value: Any = page.evaluate(
             "axe.run(document, { iframes: false, resultTypes: ['violations'] })"
         )
         bad = [
             (violation["id"], violation["impact"], violation["nodes"][0]["html"][:200])
-            for violation in found["violations"]
+            for violation in value["violations"]
             if violation["impact"] in ("serious", "critical")
         ]
         assert not bad, (view, bad)
@@ -305,10 +308,10 @@ def test_dialogs_are_accessible(
     dialog = page.locator("dialog")
     dialog.wait_for()
     dialog.evaluate("d => d.querySelectorAll('details').forEach((one) => { one.open = true; })")
-    found: Any = page.evaluate("axe.run(document.querySelector('dialog'))")
+    value: Any = page.evaluate("axe.run(document.querySelector('dialog'))")
     assert [
         violation["id"]
-        for violation in found["violations"]
+        for violation in value["violations"]
         if violation["impact"] in ("serious", "critical")
     ] == []
     unnamed = "d => [...d.querySelectorAll('input, select, textarea')]"
@@ -330,8 +333,8 @@ def test_a_task_is_enqueued_by_keyboard(console_on: Open, shop: Shop) -> None:
     page.keyboard.press("Enter")
     page.locator(".toast", has_text="is enqueued").wait_for()
     expect(page.get_by_role("button", name="New task …")).to_be_focused()
-    found = get(shop.daemon, "/v1/tasks?topic=typed.topic")["tasks"]
-    assert [entry["body"] for entry in found] == ["typed body"]
+    tasks = get(shop.daemon, "/v1/tasks?topic=typed.topic")["tasks"]
+    assert [entry["body"] for entry in tasks] == ["typed body"]
 
 
 def test_the_console_works_by_keyboard(console_on: Open, shop: Shop) -> None:

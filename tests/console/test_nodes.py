@@ -97,8 +97,8 @@ def test_a_shard_is_moved_and_released(console_on: Open, settled: Nodes) -> None
     shown = row(page, SHARDS, THERE)
     shown.get_by_role("button", name=f"Move shard {THERE}").click()
     page.locator("dialog select").select_option("a")
-    said = console.confirm("Move")
-    assert f"It is on {OTHER}" in said and "This console" not in said
+    message = console.confirm("Move")
+    assert f"It is on {OTHER}" in message and "This console" not in message
     console.says(f"Shard {THERE} is moving to a")
     expect(shown.locator(".tag")).to_have_text("placed")
     expect(shown.locator("td.name").first).to_have_text("a")
@@ -161,7 +161,7 @@ def test_the_nodes_view_is_accessible(
     assert page.evaluate(HIDDEN_BUTTONS) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
     page.evaluate(AXE)
-    found = page.evaluate("axe.run(document)")["violations"]
+    violations = page.evaluate("axe.run(document)")["violations"]
     button = row(page, SHARDS, THERE).get_by_role("button")
     button.focus()
     page.keyboard.press("Enter")
@@ -171,8 +171,8 @@ def test_the_nodes_view_is_accessible(
         "d => [d.scrollWidth, d.clientWidth, d.getBoundingClientRect().right]"
     )
     assert width <= inside and right <= size["width"]
-    found += page.evaluate("axe.run(document.querySelector('dialog'))")["violations"]
-    assert [item["id"] for item in found if item["impact"] in ("serious", "critical")] == []
+    violations += page.evaluate("axe.run(document.querySelector('dialog'))")["violations"]
+    assert [item["id"] for item in violations if item["impact"] in ("serious", "critical")] == []
     page.keyboard.press("Escape")
     dialog.wait_for(state="detached")
     expect(button).to_be_focused()

@@ -53,9 +53,9 @@ class Guarded:
 def guarded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Guarded]:
-    found = Guarded(tmp_path_factory.mktemp("guarded"), request.param)
-    with found.daemon:
-        yield found
+    result = Guarded(tmp_path_factory.mktemp("guarded"), request.param)
+    with result.daemon:
+        yield result
 
 
 def log_in(console: Console, token: str) -> Page:
@@ -197,8 +197,8 @@ def test_another_origin_cannot_use_the_cookie(
             [daemon.http, task],
         )
         assert any(f"/v1/tasks/{task}/run" in item for item in sent)
-        found = ask(daemon, "GET", f"/v1/tasks/{task}", token=admin)[1]
-        assert found["state"] == "scheduled"
+        result = ask(daemon, "GET", f"/v1/tasks/{task}", token=admin)[1]
+        assert result["state"] == "scheduled"
         assert ask(daemon, "GET", "/v1/topics/csrf", token=admin)[1]["groups"] == {}
 
 
@@ -232,10 +232,10 @@ def test_hostile_texts_stay_texts(console_on: Open, tmp_path: Path) -> None:
             post(daemon, "/v1/tasks", task)
         ids = [task["id"] for task in get(daemon, "/v1/tasks?topic=hostile")["tasks"]]
         given = {"group": "g", "max": len(HOSTILE)}
-        found = post(daemon, "/v1/topics/hostile/pull", given)["deliveries"]
-        for one, text in zip(found, HOSTILE, strict=True):
-            said = {"receipts": [one["receipt"]], "reason": text[:200]}
-            post(daemon, "/v1/rejections", said)
+        deliveries = post(daemon, "/v1/topics/hostile/pull", given)["deliveries"]
+        for one, text in zip(deliveries, HOSTILE, strict=True):
+            fields = {"receipts": [one["receipt"]], "reason": text[:200]}
+            post(daemon, "/v1/rejections", fields)
         ask(
             daemon,
             "PUT",

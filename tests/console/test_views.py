@@ -179,8 +179,8 @@ def test_a_topic_is_paused_set_and_deleted(console: Console, shop: Daemon, topic
     console.confirm("Back")
     assert get(shop, f"/v1/topics/{topic}")["paused"] is False
     console.row(topic).get_by_role("button", name="Pause …").click()
-    said = console.confirm("Pause")
-    assert f"Pause topic {topic}?" in said and "Its 0 groups will get no tasks" in said
+    message = console.confirm("Pause")
+    assert f"Pause topic {topic}?" in message and "Its 0 groups will get no tasks" in message
     console.says(f"{topic} is paused")
     assert get(shop, f"/v1/topics/{topic}")["paused"] is True
     console.row(topic).get_by_role("button", name="Set …").click()
@@ -302,8 +302,8 @@ def test_a_groups_ordering_and_fairness_are_changed(
     make_group(shop, topic, order_failure="hold", order_attempts=3, limit_each=5, fair_by="tenant")
     page = console.open(f"groups?topic={topic}&group=g")
     facts = page.locator(".facts")
-    said = "Order keys\nretried after 1 s, held after 3 attempts"
-    expect(facts).to_contain_text(said, use_inner_text=True)
+    text = "Order keys\nretried after 1 s, held after 3 attempts"
+    expect(facts).to_contain_text(text, use_inner_text=True)
     expect(facts).to_contain_text("Fair shares\nby tenant, 5 in flight each", use_inner_text=True)
     console.row("g").get_by_role("button", name="Set …").click()
     page.get_by_label("Retry delay of a task with an order key").fill("5")
@@ -399,8 +399,8 @@ def test_a_group_is_reset_to_a_moment(console_on: Open, tmp_path: Any, topic: st
         expect(page.locator("dialog")).to_contain_text("Other groups are not affected")
         page.get_by_role("button", name="Count").click()
         page.get_by_role("heading", name=re.compile("^Redeliver 3 tasks")).wait_for()
-        said = console.confirm("Redeliver")
-        assert "Redeliver 3 tasks to g?" in said and "They were due from 20" in said
+        message = console.confirm("Redeliver")
+        assert "Redeliver 3 tasks to g?" in message and "They were due from 20" in message
         expect(page.locator("main h2").first).to_have_text(re.compile("^Bulk operation reset-"))
         expect(page.locator(".facts .state")).to_have_text("done")
         groups = get(daemon, f"/v1/topics/{topic}")["groups"]
@@ -581,8 +581,8 @@ def test_all_matching_tasks_are_rescheduled_run_and_cancelled(
     page.get_by_role("button", name="Reschedule all matching …").click()
     page.get_by_label("Due").select_option("later")
     page.get_by_label("Delay").fill("2h")
-    said = console.confirm("Reschedule them")
-    assert "Reschedule 33 tasks?" in said and "1 more matches and is not changed" in said
+    message = console.confirm("Reschedule them")
+    assert "Reschedule 33 tasks?" in message and "1 more matches and is not changed" in message
     expect(page.locator(".facts .state")).to_have_text("done")
     expect(page.locator(".facts")).to_contain_text("Not done: in flight\n1", use_inner_text=True)
     after = get(shop, f"/v1/tasks?{wanted}&state=scheduled&limit=1000")["tasks"]
@@ -666,9 +666,9 @@ def test_a_dead_task_is_requeued_and_deleted_where_it_is(
     page = console.open(f"tasks?topic={topic}")
     page.get_by_label(f"Choose {first}").check()
     page.get_by_role("button", name="Run now …").click()
-    said = console.confirm("To the task")
-    assert f"Task {first} is a dead letter" in said
-    assert "its group has given up. Requeue it for the group instead" in said
+    message = console.confirm("To the task")
+    assert f"Task {first} is a dead letter" in message
+    assert "its group has given up. Requeue it for the group instead" in message
     expect(page.locator("main h1")).to_contain_text(first)
     page.get_by_role("button", name="Requeue for group g").click()
     assert "failure count restarts" in console.confirm("Requeue")
@@ -785,8 +785,8 @@ def test_all_matching_dead_letters_are_a_bulk(console: Console, shop: Daemon, to
     expect(page.locator("p[role=status]", has_text="so far")).to_be_visible()
     page.get_by_role("button", name="Requeue all matching …").click()
     page.get_by_label("Pace").select_option("0")
-    said = console.confirm("Requeue them")
-    assert "Requeue 1,200 dead letters?" in said and "reason card" in said
+    message = console.confirm("Requeue them")
+    assert "Requeue 1,200 dead letters?" in message and "reason card" in message
     console.says("is running")
     expect(page.locator("main h2").first).to_have_text(re.compile("^Bulk operation requeue-"))
     expect(page.locator(".facts .state")).to_have_text("done")
@@ -868,9 +868,11 @@ def test_a_transaction_is_found_looked_at_and_committed(
     expect(halves.locator("tbody tr").last).to_contain_text("k")
     assert get(shop, f"/v1/tasks?topic={topic}")["tasks"] == []
     page.get_by_role("button", name="Commit …").click()
-    said = console.confirm("Commit")
-    assert f"Its 2 half tasks of {topic} become tasks" in said and "1 at once, 1 later" in said
-    assert "may be about to decide otherwise" in said and "cannot be undone" in said
+    message = console.confirm("Commit")
+    assert (
+        f"Its 2 half tasks of {topic} become tasks" in message and "1 at once, 1 later" in message
+    )
+    assert "may be about to decide otherwise" in message and "cannot be undone" in message
     console.says(f"{name} committed: 2 tasks")
     expect(page.locator(".facts .state")).to_have_text("committed")
     expect(page.get_by_role("button", name="Commit …")).to_be_hidden()
@@ -886,9 +888,9 @@ def test_selected_transactions_are_rolled_back(console: Console, shop: Daemon, t
     for number in (0, 2):
         page.get_by_label(f"Choose {topic}-{number}").check()
     page.get_by_role("button", name="Roll back …").click()
-    said = console.confirm("Roll back")
-    assert "Roll back 2 transactions?" in said
-    assert f"Their 4 half tasks of {topic} are deleted" in said
+    message = console.confirm("Roll back")
+    assert "Roll back 2 transactions?" in message
+    assert f"Their 4 half tasks of {topic} are deleted" in message
     console.says("2 rolled back")
     expect(page.locator("tbody tr")).to_have_count(1)
     page.get_by_label("State").select_option("rolled_back")
@@ -1095,8 +1097,8 @@ def test_a_push_target_is_shown_resent_and_removed(
     with Answering() as endpoint, Daemon(tmp_path, http=True, push_allow="127.0.0.0/8") as daemon:
         secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
         path = f"/v1/topics/{topic}/groups/g"
-        said = {"url": f"{endpoint.url}?code=hushed", "secrets": [secret]}
-        assert ask(daemon, "PUT", f"{path}/push", said)[0] == 201
+        fields = {"url": f"{endpoint.url}?code=hushed", "secrets": [secret]}
+        assert ask(daemon, "PUT", f"{path}/push", fields)[0] == 201
         (task,) = enqueue(daemon, topic)
         until(lambda: get(daemon, f"{path}/push/log").get("requests"))
         console = console_on(daemon)

@@ -110,8 +110,8 @@ def sent(*tasks: dict[str, str], init: str = INIT, **env: str) -> list[tuple[str
         capture_output=True, text=True, check=False, timeout=WAIT_S * 2,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found: list[tuple[str, Any]] = json.loads(done.stdout)
-    return found
+    answer: list[tuple[str, Any]] = json.loads(done.stdout)
+    return answer
 
 
 def events(*tasks: dict[str, str], init: str = INIT) -> list[Any]:
@@ -128,41 +128,41 @@ def error_of(event: Any) -> str:
 
 
 def test_handler_errors_are_captured_once_per_attempt() -> None:
-    found = events({"topic": "async", "body": "broken"}, {"topic": "plain", "body": "broken"})
-    assert [tags(event) for event in found] == [
+    result = events({"topic": "async", "body": "broken"}, {"topic": "plain", "body": "broken"})
+    assert [tags(event) for event in result] == [
         ["async", "default", "1"], ["async", "default", "2"],
         ["plain", "shop", "1"], ["plain", "shop", "2"],
     ]  # fmt: skip
-    assert {error_of(event) for event in found} == {"ValueError: it is broken"}
-    assert all(int(event["tags"]["tickwheel.task_id"]) for event in found)
-    mechanism = found[0]["exception"]["values"][-1]["mechanism"]
+    assert {error_of(event) for event in result} == {"ValueError: it is broken"}
+    assert all(int(event["tags"]["tickwheel.task_id"]) for event in result)
+    mechanism = result[0]["exception"]["values"][-1]["mechanism"]
     assert (mechanism["type"], mechanism["handled"]) == ("tickwheel", False)
 
 
 def test_each_attempt_has_its_own_scope() -> None:
-    found = events(
+    result = events(
         {"topic": "async", "body": "fine", "key": "1"},
         {"topic": "async", "body": "message", "key": "2"},
         {"topic": "plain", "body": "message", "key": "3"},
     )
-    assert [event["message"] for event in found] == ["said by the handler"] * 2
-    assert [tags(event) for event in found] == [["async", "default", "1"], ["plain", "shop", "1"]]
-    crumbs = [[value["message"] for value in event["breadcrumbs"]["values"]] for event in found]
+    assert [event["message"] for event in result] == ["said by the handler"] * 2
+    assert [tags(event) for event in result] == [["async", "default", "1"], ["plain", "shop", "1"]]
+    crumbs = [[value["message"] for value in event["breadcrumbs"]["values"]] for event in result]
     assert crumbs == [["crumb of 2"], ["crumb of 3"]]
 
 
 def test_verdicts_are_captured_on_request() -> None:
     tasks = [{"topic": "async", "body": body} for body in ("reject", "later", "snooze")]
     assert events(*tasks) == []
-    found = events(*tasks, init="integrations=[TickwheelIntegration(verdicts=True)]")
-    assert [event["exception"]["values"][-1]["type"] for event in found] == [
+    result = events(*tasks, init="integrations=[TickwheelIntegration(verdicts=True)]")
+    assert [event["exception"]["values"][-1]["type"] for event in result] == [
         "Reject", "RetryLater", "Snooze",
     ]  # fmt: skip
 
 
 def test_captured_errors_are_not_captured_again() -> None:
-    found = events({"topic": "slow", "body": "x"}, {"topic": "itself", "body": "x"})
-    assert [event["exception"]["values"][-1]["type"] for event in found] == [
+    result = events({"topic": "slow", "body": "x"}, {"topic": "itself", "body": "x"})
+    assert [event["exception"]["values"][-1]["type"] for event in result] == [
         "TimeoutError", "KeyError",
     ]  # fmt: skip
 
@@ -177,11 +177,11 @@ def test_bodies_are_never_sent() -> None:
         "integrations=[TickwheelIntegration(verdicts=True)], traces_sample_rate=1.0,"
         " attach_stacktrace=True, send_default_pii=True, include_local_variables=True"
     )
-    found = sent(*tasks, init=init)
-    kinds = [kind for kind, _ in found]
+    result = sent(*tasks, init=init)
+    kinds = [kind for kind, _ in result]
     assert kinds.count("transaction") > len(tasks) and kinds.count("event") > len(tasks)
-    assert sum("threads" in event for kind, event in found if kind == "event") == 2
-    assert SECRET not in json.dumps(found)
+    assert sum("threads" in event for kind, event in result if kind == "event") == 2
+    assert SECRET not in json.dumps(result)
 
 
 def test_messages_of_encrypted_tasks_errors_are_not_sent(tmp_path: Path) -> None:
@@ -190,21 +190,21 @@ def test_messages_of_encrypted_tasks_errors_are_not_sent(tmp_path: Path) -> None
     keys.chmod(0o600)
     task = {"topic": "plain", "body": f"tells {SECRET}"}
     assert SECRET in json.dumps(sent(task))
-    found = sent(task, TICKWHEEL_KEYS_FILE=str(keys))
-    errors = [event["exception"]["values"] for kind, event in found if kind == "event"]
+    result = sent(task, TICKWHEEL_KEYS_FILE=str(keys))
+    errors = [event["exception"]["values"] for kind, event in result if kind == "event"]
     assert [[value["type"] for value in values] for values in errors] == [
         ["KeyError", "ValueError"]
     ] * 2
-    assert SECRET not in json.dumps(found)
+    assert SECRET not in json.dumps(result)
 
 
 def test_each_attempt_is_a_transaction_in_its_tasks_trace() -> None:
-    found = sent(
+    result = sent(
         {"topic": "async", "body": "fine", "trace": TRACE},
         {"topic": "plain", "body": "broken"},
         init=f"{INIT}, traces_sample_rate=1.0",
     )
-    transactions = [event for kind, event in found if kind == "transaction"]
+    transactions = [event for kind, event in result if kind == "transaction"]
     contexts = [event["contexts"]["trace"] for event in transactions]
     assert [event["transaction"] for event in transactions] == [
         "async (default)", "plain (shop)", "plain (shop)",
@@ -216,7 +216,7 @@ def test_each_attempt_is_a_transaction_in_its_tasks_trace() -> None:
     data = contexts[2]["data"]
     assert data["messaging.destination.name"] == "plain"
     assert data["messaging.message.retry.count"] == 1
-    errors = [event for kind, event in found if kind == "event"]
+    errors = [event for kind, event in result if kind == "event"]
     assert [event["contexts"]["trace"]["trace_id"] for event in errors] == [
         context["trace_id"] for context in contexts[1:]
     ]

@@ -84,13 +84,13 @@ class Database:
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Postgres]:
-    found = find_postgres()
-    if found is None:
+    result = find_postgres()
+    if result is None:
         assert not os.environ.get("CI"), "PostgreSQL is not installed"
         pytest.skip("PostgreSQL is not installed")
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o711)  # pytest's own folder may be entered by this test's user alone
-        server = Postgres(Path(folder) / "server", found[0])
+        server = Postgres(Path(folder) / "server", result[0])
         yield server
         server.stop()
 
@@ -125,8 +125,8 @@ async def test_only_committed_claims_are_done(
             assert not await run(once.claim, "a"), "its own claim counts"
             raise LookupError
     assert not await database.run(once.is_done, "a")
-    found = [await database.run(once.claim, key) for key in ("a", "a", "b", "a", "x" * 1024)]
-    assert found == [True, False, True, False, True]
+    results = [await database.run(once.claim, key) for key in ("a", "a", "b", "a", "x" * 1024)]
+    assert results == [True, False, True, False, True]
     assert await database.run(once.is_done, "a") and not await database.run(once.is_done, "c")
     await database.run(once.forget, "a")
     assert await database.run(once.claim, "a")

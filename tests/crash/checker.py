@@ -213,15 +213,15 @@ class _Check:
                 )
 
     def _one_id_for_a_request(self) -> None:
-        found: dict[str, set[int]] = defaultdict(set)
+        result: dict[str, set[int]] = defaultdict(set)
         for deliveries in self._deliveries.values():
             for delivery in deliveries:
-                found[delivery.token].add(delivery.id)
+                result[delivery.token].add(delivery.id)
         for token, task_id in self._id_of.items():
-            found[token].add(task_id)
+            result[token].add(task_id)
         self._wrong += [
             f"duplicate: {token} is several tasks: {sorted(ids)}"
-            for token, ids in found.items()
+            for token, ids in result.items()
             if len(ids) > 1
         ]
 

@@ -80,12 +80,12 @@ class Clocks:
 
     def high(self, since_ms: int, until_ms: int) -> int:
         """The latest time that any daemon's clock can have shown in between."""
-        found = [at for _, at in self._ranges(since_ms, until_ms)]
-        return int(max(found, default=until_ms))
+        results = [at for _, at in self._ranges(since_ms, until_ms)]
+        return int(max(results, default=until_ms))
 
     def low(self, since_ms: int, until_ms: int) -> int:
-        found = [at for at, _ in self._ranges(since_ms, until_ms)]
-        return int(min(found, default=since_ms))
+        results = [at for at, _ in self._ranges(since_ms, until_ms)]
+        return int(min(results, default=since_ms))
 
     def may_have_shown(self, stamp_ms: int, since_ms: int, until_ms: int) -> bool:
         if self.are_true:
@@ -94,14 +94,14 @@ class Clocks:
 
     def first_shown(self, stamp_ms: int) -> int:
         """The machine's earliest moment at which a clock can have shown ``stamp_ms``."""
-        found = []
+        results = []
         for piece in self.pieces:
             until_ms = piece.end(now_ms())
             low, high = piece.at(piece.from_ms), piece.at(until_ms)
             if low - piece.below_ms <= stamp_ms <= high + piece.slack_ms:
                 after_ms = (stamp_ms - piece.slack_ms - low) / piece.rate
-                found.append(piece.from_ms + max(0, int(after_ms)))
-        return min(found, default=stamp_ms if self.are_true else 0)
+                results.append(piece.from_ms + max(0, int(after_ms)))
+        return min(results, default=stamp_ms if self.are_true else 0)
 
     def _ranges(self, since_ms: int, until_ms: int) -> Iterable[tuple[float, float]]:
         for piece in self.pieces:

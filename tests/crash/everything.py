@@ -293,11 +293,11 @@ class Scene:
     async def _close(self) -> None:
         if (code := await self.daemon.aterminate()) != 0:
             self.witness.bad(f"SIGTERM at the end: exit code {code}")
-        found = audit.check(self.daemon.store)
-        for problem in found.problems:
+        result = audit.check(self.daemon.store)
+        for problem in result.problems:
             self.witness.bad(f"audit: {problem}")
-        if found.tasks or found.progress or found.dead:
-            self.witness.bad(f"left in the store: {found}")
+        if result.tasks or result.progress or result.dead:
+            self.witness.bad(f"left in the store: {result}")
 
     def report(self) -> str:
         kills = ", ".join(f"{name} {count}" for name, count in sorted(self._kills.items()))

@@ -171,8 +171,8 @@ class HttpProducer:
             name = rnd.choice(("delay_ms", "body"))
             tasks[rnd.randrange(len(tasks))] |= {name: wrong[name]}
             tasks = [{k: v for k, v in task.items() if v is not None} for task in tasks]
-        said = tasks[0] if len(tasks) == 1 else {"tasks": tasks}
-        body, key = json.dumps(said).encode(), tokens[0]
+        outcome = tasks[0] if len(tasks) == 1 else {"tasks": tasks}
+        body, key = json.dumps(outcome).encode(), tokens[0]
         sent, sent_ms, answers = Link.order(), now_ms(), 0
         while True:
             leave = rnd.random() < 0.05 and not answers
@@ -189,15 +189,15 @@ class HttpProducer:
                 continue
             if answer.status != 201:
                 if good:
-                    self._journal.odd.append(f"a good request was refused: {answer} {said}")
+                    self._journal.odd.append(f"a good request was refused: {answer} {outcome}")
                 elif not answers:
                     self._journal.refused.append(Refused(tokens, answer.json["code"]))
                 return
             if not good:
-                self._journal.odd.append(f"a bad request was accepted: {answer} {said}")
-            found = answer.json.get("tasks", [answer.json])
-            self._accepted(topic, tokens, found, sent, ttl, priority)
-            self._check_due(found, tasks, sent_ms)
+                self._journal.odd.append(f"a bad request was accepted: {answer} {outcome}")
+            value = answer.json.get("tasks", [answer.json])
+            self._accepted(topic, tokens, value, sent, ttl, priority)
+            self._check_due(value, tasks, sent_ms)
             answers += 1
             if answers > 1 or rnd.random() > 0.1 or not self._plan.producing:
                 return
@@ -216,11 +216,11 @@ class HttpProducer:
         if answer.status != 200:
             return
         for token, line in zip(tokens, answer.body.splitlines(), strict=False):
-            said = json.loads(line)
-            if "id" in said:
-                self._accepted(topic, (token,), [said], sent, ttl, priority)
-            elif not said["error"]["retryable"]:
-                self._journal.odd.append(f"a good line was refused: {said}")
+            outcome = json.loads(line)
+            if "id" in outcome:
+                self._accepted(topic, (token,), [outcome], sent, ttl, priority)
+            elif not outcome["error"]["retryable"]:
+                self._journal.odd.append(f"a good line was refused: {outcome}")
 
     def _accepted(
         self,
@@ -286,11 +286,11 @@ class HttpConsumer:
     async def _get(self) -> None:
         asked_ms = now_ms()
         wait_ms = self._rnd.choice((0, 30, 200))
-        said = {"group": self._group, "max": PULL_MAX, "wait_ms": wait_ms}
-        said["lease_ms"] = self._plan.lease_ms
+        fields = {"group": self._group, "max": PULL_MAX, "wait_ms": wait_ms}
+        fields["lease_ms"] = self._plan.lease_ms
         leave = self._plan.misbehaving and self._rnd.random() < 0.03
         answer = await self._http.call(
-            "POST", f"/v1/topics/{self._topic}/pull", json.dumps(said).encode(), leave=leave
+            "POST", f"/v1/topics/{self._topic}/pull", json.dumps(fields).encode(), leave=leave
         )
         if answer.status == 200:
             await self._note(answer.json["deliveries"], asked_ms)
@@ -416,7 +416,7 @@ class HttpStreamer(HttpConsumer):
             data = await anext(lines, None)
         if data is None:
             raise Lost("the stream ended")
-        found = [json.loads(line) for line in data.splitlines() if line]
-        if any("error" in item for item in found):
-            raise Lost(f"the stream was ended: {found[-1]}")
-        await self._note(found, since_ms)
+        results = [json.loads(line) for line in data.splitlines() if line]
+        if any("error" in item for item in results):
+            raise Lost(f"the stream was ended: {results[-1]}")
+        await self._note(results, since_ms)

@@ -134,9 +134,9 @@ class KeyedProducer:
         if frame[0] != FrameType.OK:
             return
         self.looks += 1
-        found = [(task["id"], task["state"]) for task in frame[2] if task["state"] in UNFINISHED]
-        if len(found) > 1:
-            self._journal.odd.append(f"{key} is pending {len(found)} times: {found}")
+        rows = [(task["id"], task["state"]) for task in frame[2] if task["state"] in UNFINISHED]
+        if len(rows) > 1:
+            self._journal.odd.append(f"{key} is pending {len(rows)} times: {rows}")
 
 
 class Keyed(Workload):

@@ -101,11 +101,11 @@ class Link:
         except OSError as error:
             raise Lost(str(error)) from error
         link = cls(reader, writer, numbers, delivered)
-        said = {"v": PROTOCOL_VERSION, "session": session, "token": None, "client": "torture"}
-        said |= {} if shard is None else {"shard": shard}
+        fields = {"v": PROTOCOL_VERSION, "session": session, "token": None, "client": "torture"}
+        fields |= {} if shard is None else {"shard": shard}
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                answer = await link.call(FrameType.HELLO, said)
+                answer = await link.call(FrameType.HELLO, fields)
         except TimeoutError as error:  # accepted by a daemon that is on its way down
             link.abort()
             raise Lost("no answer to HELLO") from error

@@ -117,8 +117,8 @@ class Meddler:
 
     def _properties(self) -> dict[str, Any]:
         rnd = self._rnd
-        found: dict[str, Any] = {"tenant": rnd.choice("pqr"), "n": rnd.randint(0, 9)}
-        return found | (TEXTS if rnd.random() < self._texts else {})
+        result: dict[str, Any] = {"tenant": rnd.choice("pqr"), "n": rnd.randint(0, 9)}
+        return result | (TEXTS if rnd.random() < self._texts else {})
 
     def _body(self) -> bytes:
         return self._rnd.randbytes(self._rnd.choice((1, 20, 3_000)))

@@ -128,13 +128,13 @@ class NodesCluster(ClusterRig):
         await super().suffer(name, rnd, hold_s)
 
     async def left(self) -> list[str]:
-        found = []
+        results = []
         for tag in self._tags:
             self._slot = slot_of(tag)
             master = await asyncio.to_thread(self._master)
             names = [f"{{{tag}}}:{name}" for name in KEYS]
-            found += [n for n in names if await asyncio.to_thread(ask, master, "EXISTS", n)]
-        return found
+            results += [n for n in names if await asyncio.to_thread(ask, master, "EXISTS", n)]
+        return results
 
     @property
     def servers(self) -> list[int]:
@@ -371,8 +371,8 @@ class NodeFaults:
 
     async def _led_by(self, node: Node) -> dict[int, int]:
         """The shards of a node, and in which epochs."""
-        found: Nodes = await self._told(lambda client: client.nodes())
-        return {shard.shard: shard.epoch for shard in found.shards if shard.node == node.name}
+        result: Nodes = await self._told(lambda client: client.nodes())
+        return {shard.shard: shard.epoch for shard in result.shards if shard.node == node.name}
 
     # --- whether all is well -------------------------------------------------------------------
 
@@ -393,10 +393,10 @@ class NodeFaults:
 
     async def _until(self, fits: Callable[[Nodes], bool], problem: str) -> None:
         late_s = time.monotonic() + MOVED_S_MAX
-        while not fits(found := await self._told(lambda client: client.nodes())):
+        while not fits(result := await self._told(lambda client: client.nodes())):
             if time.monotonic() > late_s:
-                shown = [(s.shard, s.node, s.wanted, s.placed, s.waits) for s in found.shards]
-                alive = [(node.node, node.draining, node.shards) for node in found.nodes]
+                shown = [(s.shard, s.node, s.wanted, s.placed, s.waits) for s in result.shards]
+                alive = [(node.node, node.draining, node.shards) for node in result.nodes]
                 self._own.append(f"{problem} after {MOVED_S_MAX:g} s: {alive} {shown}")
                 return
             self._look(problem)

@@ -116,13 +116,13 @@ class _Listener(FairConsumer):
 
     def by_shard(self) -> dict[int, list[Beat]]:
         """What each shard delivered, in order."""
-        found: dict[int, list[Beat]] = {shard: [] for shard in range(self._plan.shards)}
+        by_shard: dict[int, list[Beat]] = {shard: [] for shard in range(self._plan.shards)}
         came = set[int]()
         for one in sorted(self._journal.delivered, key=lambda one: one.delivered_ms):
             due_ms = AGAIN if one.id in came else one.due_ms
             came.add(one.id)
-            found[self._plan.shard_of_id(one.id)].append(Beat(one.delivered_ms, due_ms))
-        return found
+            by_shard[self._plan.shard_of_id(one.id)].append(Beat(one.delivered_ms, due_ms))
+        return by_shard
 
 
 def _beat(plan: Plan, shard: int) -> Asked:

@@ -167,13 +167,13 @@ class Ordering(Workload):
             }
             for group in GROUPS
         }
-        found = [
+        texts = [
             f"lost: {token} never came to {group}"
             for group, came in delivered.items()
             for token in sorted(self.answered - came)
         ]
         for group in GROUPS:
-            found += judge_order(
+            texts += judge_order(
                 [item for item in self.seen if item.group == group],
                 [item for item in self.sent if item.group == group],
             )
@@ -183,10 +183,10 @@ class Ordering(Workload):
                 for item in self.seen
                 if item.group == SHARED and self.plan.shard_of_id(item.id) == shard
             ]
-            found += judge_shares(shared, self.sent, self.closed_ms, LIMIT_EACH, LEASE_MS)
+            texts += judge_shares(shared, self.sent, self.closed_ms, LIMIT_EACH, LEASE_MS)
         if not self.answered or len(self.seen) <= len(self.answered):
-            found.append(f"the run shows nothing: {self.text()}")
-        return found
+            texts.append(f"the run shows nothing: {self.text()}")
+        return texts
 
 
 # --- consumers -----------------------------------------------------------------------------------

@@ -324,16 +324,16 @@ class ResourceFaults:
             link.abort()
 
     async def _parked(self, link: Link) -> list[int]:
-        found: list[int] = []
+        results: list[int] = []
         after = None
         while True:
             options = {"topic": PARKED, "limit": 1000} | ({"after": after} if after else {})
             frame = await link.call(FrameType.LIST, options)
             if frame[0] != FrameType.OK:
-                return found
-            found += [task["id"] for task in frame[2]["tasks"] if task["state"] not in KEPT]
+                return results
+            results += [task["id"] for task in frame[2]["tasks"] if task["state"] not in KEPT]
             if (after := frame[2]["next"]) is None:
-                return found
+                return results
 
 
 def rss_bytes(pid: int) -> int:

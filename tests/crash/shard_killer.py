@@ -133,19 +133,19 @@ class ShardKiller:
 
 def children_of(pid: int) -> set[int]:
     """The processes that have this parent and have not ended."""
-    found = set()
+    results = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             state, parent = path.read_text().rpartition(")")[2].split()[:2]
             if int(parent) == pid and state not in "ZX":
-                found.add(int(path.parent.name))
-    return found
+                results.add(int(path.parent.name))
+    return results
 
 
 def served_by(parent: Daemon) -> set[int]:
     """The processes that the ready file names."""
     try:
-        said = json.loads((parent.folder / "ready.json").read_text())
+        answer = json.loads((parent.folder / "ready.json").read_text())
     except OSError:
         return set()
-    return {shard["pid"] for shard in said["shards"]}
+    return {shard["pid"] for shard in answer["shards"]}

@@ -99,7 +99,7 @@ def frames(events: Sequence[Event], kind: str) -> list[Said]:
     """Frames sent (R, placed at the first byte's event) or received (G, at the last byte's)."""
     decoders: dict[str, Decoder] = {}
     begun: dict[str, int] = {}
-    found: list[Said] = []
+    results: list[Said] = []
     foreign: set[str] = set()
     for index, event in enumerate(events):
         path = event.path
@@ -113,11 +113,11 @@ def frames(events: Sequence[Event], kind: str) -> list[Said]:
             foreign.add(path)  # the event loop's own wake-ups
             continue
         for frame in whole:
-            found.append(Said(first if kind == "R" else index, path, frame))
+            results.append(Said(first if kind == "R" else index, path, frame))
             first = index
         if decoder.pending_bytes:
             begun[path] = first
-    return found
+    return results
 
 
 # --- what a power cut leaves -----------------------------------------------------------------

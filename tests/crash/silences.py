@@ -74,12 +74,12 @@ def silences(
     came_ms = [beat.came_ms for beat in beats]
     first = bisect_left(came_ms, began_ms - BEFORE_MS)
     last = bisect_left(came_ms, next_ms - BEFORE_MS)
-    found = []
+    results = []
     for at in range(first, min(last, len(beats) - 1)):
         since_ms, until_ms = max(came_ms[at], waiting_ms[at + 1]), came_ms[at + 1]
         if until_ms > max(since_ms, began_ms):
-            found.append(Silence((until_ms - since_ms) / 1_000, since_ms, shard))
-    return found
+            results.append(Silence((until_ms - since_ms) / 1_000, since_ms, shard))
+    return results
 
 
 # --- what happened when --------------------------------------------------------------------------
@@ -208,9 +208,9 @@ def judge(
     timeline: Timeline, beats: Mapping[int, Sequence[Beat]], bounds: Sequence[Bound]
 ) -> list[Judged]:
     """``beats``: by shard."""
-    found = [Judged(bound) for bound in bounds]
+    results = [Judged(bound) for bound in bounds]
     for window, next_ms in timeline.ends():
-        for judged in found:
+        for judged in results:
             if window.kind not in judged.bound.kinds:
                 continue
             longest: Silence | None = None
@@ -221,7 +221,7 @@ def judge(
                     judged.mixed.append((silence, window))
             if longest is not None:
                 judged.alone.append((longest, window))
-    return found
+    return results
 
 
 def of_fault(beats: Mapping[int, Sequence[Beat]], window: Window, next_ms: int) -> list[Silence]:

@@ -123,10 +123,10 @@ def test_a_delivery_under_way_at_the_end_is_allowed() -> None:
 def test_a_requeue_brings_a_dead_letter_back() -> None:
     dead = Finished(7, "g", "dead", 1, 5_050, 1, 15)
     back = replace(COME, attempt=1, delivered_ms=5_070, got_ms=5_071, order=18)
-    found = journal(delivered=[COME, back], finished=[dead, ACKED])
-    assert any("again: x" in text for text in wrong(found))
-    found.requeued.append(Requeued(7, "g", 5_060))
-    assert not wrong(found)
+    lines = journal(delivered=[COME, back], finished=[dead, ACKED])
+    assert any("again: x" in text for text in wrong(lines))
+    lines.requeued.append(Requeued(7, "g", 5_060))
+    assert not wrong(lines)
 
 
 def test_a_request_with_two_ids_is_found() -> None:
@@ -148,14 +148,14 @@ def test_a_moment_outside_of_the_window_is_found(after_ms: int, is_right: bool) 
     accepted = [Accepted("t", ("x",), (7,), (DUE_MS,), within_ms=100)]
     due_ms = DUE_MS + after_ms
     come = replace(COME, due_ms=due_ms, delivered_ms=max(COME.delivered_ms, due_ms))
-    found = wrong(journal(accepted=accepted, delivered=[come]))
-    assert any("a due time it never had" in text for text in found) != is_right
+    result = wrong(journal(accepted=accepted, delivered=[come]))
+    assert any("a due time it never had" in text for text in result) != is_right
 
 
 def test_a_second_task_that_was_never_confirmed_is_found() -> None:
     """A resend that was stored again: its id shows in a delivery only."""
-    found = journal(delivered=[COME, replace(COME, id=8)])
-    assert any("several tasks: [7, 8]" in text for text in wrong(found))
+    lines = journal(delivered=[COME, replace(COME, id=8)])
+    assert any("several tasks: [7, 8]" in text for text in wrong(lines))
 
 
 def test_an_id_of_two_tasks_is_found() -> None:
@@ -164,12 +164,12 @@ def test_an_id_of_two_tasks_is_found() -> None:
 
 
 def test_every_group_must_get_it() -> None:
-    found = Journal("c", accepted=[Accepted("two", ("x",), (7,), (DUE_MS,))])
-    found.delivered = [replace(COME, group="a"), replace(COME, group="b")]
-    found.finished = [replace(ACKED, group="a")]
-    assert wrong(found) == ["lost: x (id 7) came to b and its ack was never confirmed"]
-    found.delivered.pop()
-    assert wrong(found) == ["lost: x (id 7) never came to b"]
+    result = Journal("c", accepted=[Accepted("two", ("x",), (7,), (DUE_MS,))])
+    result.delivered = [replace(COME, group="a"), replace(COME, group="b")]
+    result.finished = [replace(ACKED, group="a")]
+    assert wrong(result) == ["lost: x (id 7) came to b and its ack was never confirmed"]
+    result.delivered.pop()
+    assert wrong(result) == ["lost: x (id 7) never came to b"]
 
 
 def test_a_cancelled_task_does_not_need_a_delivery() -> None:
@@ -193,8 +193,8 @@ def test_a_reschedule_counts_from_its_confirmation() -> None:
 def test_a_nack_delays_the_next_attempt() -> None:
     retry = Retry(7, "g", 5_080, 1, 5_010, 1, 12)
     soon = replace(COME, attempt=2, delivered_ms=5_060, got_ms=5_061, order=14)
-    found = journal(delivered=[COME, soon], retries=[retry])
-    assert any("early: after" in text for text in wrong(found))
+    lines = journal(delivered=[COME, soon], retries=[retry])
+    assert any("early: after" in text for text in wrong(lines))
     in_time = replace(soon, delivered_ms=5_080, got_ms=5_081)
     assert not wrong(journal(delivered=[COME, in_time], retries=[retry]))
 
@@ -428,8 +428,8 @@ def test_order_after_a_confirmation_goes_by_clock_readings() -> None:
     first = replace(COME, due_ms=-HOUR_MS, delivered_ms=5_001 - HOUR_MS)
     accepted = [Accepted("t", ("x",), (7,), (-HOUR_MS,))]
     again = replace(behind, due_ms=-HOUR_MS)
-    found = with_clock(piece(-HOUR_MS), accepted=accepted, delivered=[first, again])
-    assert any("again: x" in text for text in found)
+    result = with_clock(piece(-HOUR_MS), accepted=accepted, delivered=[first, again])
+    assert any("again: x" in text for text in result)
     under_way = replace(again, delivered_ms=5_050 - HOUR_MS)
     assert not with_clock(piece(-HOUR_MS), accepted=accepted, delivered=[first, under_way])
 
@@ -447,17 +447,17 @@ def test_a_nacks_delay_ends_when_the_clock_reached_it() -> None:
 
 async def test_an_unanswered_ack_can_have_ended_a_deleted_task() -> None:
     """Then another group's deletion ended the task, and nobody remembers who had acked it."""
-    found = Journal("c")
-    settler = Settler(cast(Plan, None), found, ("deleted",))
+    result = Journal("c")
+    settler = Settler(cast(Plan, None), result, ("deleted",))
     receipt = Receipt("t", "g", 7, 1, 1)
     settler.word(receipt, "deleted", 1, 1, 1)
-    assert not found.finished
+    assert not result.finished
     link = cast(Link, Unanswering())
     with pytest.raises(Lost):
         await settler.ack(link, [receipt])
     settler.word(receipt, "deleted", 1, 1, 1)
-    assert [(end.id, end.group, end.how) for end in found.finished] == [(7, "g", "acked")]
-    assert not found.odd
+    assert [(end.id, end.group, end.how) for end in result.finished] == [(7, "g", "acked")]
+    assert not result.odd
 
 
 class Unanswering:

@@ -50,9 +50,9 @@ def delivery(task_id: int, order_key: str | None = None, in_ms: int = -5) -> Any
 
 
 def witness() -> Witness:
-    found = Witness(Clocks(), KEEPER)
-    found.stored(1, PLAIN)
-    return found
+    result = Witness(Clocks(), KEEPER)
+    result.stored(1, PLAIN)
+    return result
 
 
 def pulls(found: Witness, *deliveries: Any, group: str = "g") -> None:
@@ -115,24 +115,24 @@ def internal(found: Witness) -> None:
     ],
 )  # fmt: skip
 def test_the_witness_finds_broken_promises(wrong: Callable[[Witness], None]) -> None:
-    found = witness()
-    wrong(found)
-    assert len(found.problems) == 1
+    result = witness()
+    wrong(result)
+    assert len(result.problems) == 1
 
 
 def test_explained_ends_are_not_problems() -> None:
-    found = witness()
-    found.stored(2, Sent("t", "k", has_ttl=False))
-    found.stored(3, Sent("t", None, has_ttl=True))
-    pulls(found, delivery(1, "k"), group="keeper")
-    pulls(found, delivery(4, "k"))  # another group has its own line
-    found.ends(*KEEPER, delivery(1, "k"), acks=True)
-    pulls(found, delivery(2, "k"), group="keeper")
-    found.new_era()
-    pulls(found, delivery(3, "k"), group="keeper")
-    found.new_life("t", "g")
-    pulls(found, delivery(2, "k"))
-    found.cancelled.keys.add(("t", "k"))
+    result = witness()
+    result.stored(2, Sent("t", "k", has_ttl=False))
+    result.stored(3, Sent("t", None, has_ttl=True))
+    pulls(result, delivery(1, "k"), group="keeper")
+    pulls(result, delivery(4, "k"))  # another group has its own line
+    result.ends(*KEEPER, delivery(1, "k"), acks=True)
+    pulls(result, delivery(2, "k"), group="keeper")
+    result.new_era()
+    pulls(result, delivery(3, "k"), group="keeper")
+    result.new_life("t", "g")
+    pulls(result, delivery(2, "k"))
+    result.cancelled.keys.add(("t", "k"))
     for task_id, state in ((1, "acked"), (2, "cancelled"), (3, "expired")):
-        found.ended(task_id, state)
-    assert found.problems == []
+        result.ended(task_id, state)
+    assert result.problems == []

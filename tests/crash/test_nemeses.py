@@ -232,10 +232,10 @@ def test_counts_that_agree_with_a_walk_are_fine() -> None:
 @pytest.mark.parametrize("name", ["scheduled", "ready", "in_flight", "waiting", "dead"])
 def test_a_count_that_is_wrong_is_found(name: str) -> None:
     assert differences(stats(**{name: 7}), TASKS, [{"id": 3}])
-    said = stats()
+    answer = stats()
     if name != "scheduled":
-        said["topics"]["t"]["groups"]["c"] = said["topics"]["t"]["groups"]["c"] | {name: 1}
-        assert differences(said, TASKS, [{"id": 3}])
+        answer["topics"]["t"]["groups"]["c"] = answer["topics"]["t"]["groups"]["c"] | {name: 1}
+        assert differences(answer, TASKS, [{"id": 3}])
 
 
 def test_a_dead_letter_that_is_not_listed_is_found() -> None:

@@ -77,9 +77,9 @@ def test_a_lease_is_kept_and_then_ends(make: Callable[..., Daemon]) -> None:
 
 
 def lease_ends_ms(raw: Raw, ids: list[int]) -> list[int]:
-    found = raw.call(FrameType.LOOKUP, ids)[2]
-    assert {task["state"] for task in found} == {"in_flight"}
-    return [task["groups"]["g"]["at_ms"] for task in found]
+    result = raw.call(FrameType.LOOKUP, ids)[2]
+    assert {task["state"] for task in result} == {"in_flight"}
+    return [task["groups"]["g"]["at_ms"] for task in result]
 
 
 def test_a_stop_keeps_leases_and_late_acks_count(make: Callable[..., Daemon]) -> None:

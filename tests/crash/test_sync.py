@@ -148,7 +148,7 @@ def _token(number: int) -> bytes:
 
 def _synced_tokens(events: list[Event]) -> dict[bytes, int]:
     """For each token the event at which a sync of the log that held it had ended."""
-    found: dict[bytes, int] = {}
+    result: dict[bytes, int] = {}
     waiting: list[bytes] = []
     covered = 0
     for index, event in enumerate(events):
@@ -161,9 +161,9 @@ def _synced_tokens(events: list[Event]) -> dict[bytes, int]:
             covered = len(waiting)
         elif event.kind == "F":
             for token in waiting[:covered]:
-                found.setdefault(token, index)
+                result.setdefault(token, index)
             del waiting[:covered]
-    return found
+    return result
 
 
 # --- the power is cut --------------------------------------------------------------------------
@@ -286,7 +286,7 @@ class Promises:
         self.last.update((i, (kind, one)) for i, one in zip(ids, answers, strict=True))
 
     def broken(self, held: Held) -> list[str]:
-        found = [
+        texts = [
             f"task {task_id} after {kind.name}: {problem}"
             for task_id, (kind, answer) in self.last.items()
             if task_id not in self.open and (problem := _wrong(held, task_id, kind, answer))
@@ -301,20 +301,20 @@ class Promises:
             else:
                 fine = settings is not None and settings.paused == (kind is FrameType.CONFIGURE)
             if not fine:
-                found.append(f"group {name} after {kind.name}: {row}")
+                texts.append(f"group {name} after {kind.name}: {row}")
         for session, requests in self.requests.items():
             rows = [row for row in held.sessions if row.session == session]
             if not rows:
-                found.append(f"session {session!r} is forgotten")
+                texts.append(f"session {session!r} is forgotten")
                 continue
             floor = max(row.floor for row in rows)
             kept = {answer[0]: answer[1] for row in rows for answer in row.answers}
-            found += [
+            texts += [
                 f"request {number} may be done again"
                 for number, ids in requests.items()
                 if number >= floor and kept.get(number) != ids[0]
             ]
-        return found
+        return texts
 
 
 ENDS = {
@@ -347,10 +347,10 @@ async def _recover(folder: Path) -> Held:
     store = open_url(f"sqlite:///{folder / 'store.db'}?reserve_bytes=0")
     await store.open("after the cut", 1_700_000_000_000)
     try:
-        found: list[StoredTask] = await store.scan(-1, 1_000_000, None)
+        tasks: list[StoredTask] = await store.scan(-1, 1_000_000, None)
         small = await store.recover_small()
         return Held(
-            {task.row.id: task.row for task in found},
+            {task.row.id: task.row for task in tasks},
             dict(small.outcomes),
             {row.id: row for row in small.progress},
             {task_id for task_id, _, _ in small.dead},
@@ -386,8 +386,8 @@ async def test_a_power_cut_leaves_every_promise(
         promises = Promises(events[:at])
         broken = promises.broken(await _recover(folder))
         assert not broken, f"seed {SEED}, event {at} of {len(events)}: {broken[:9]}"
-        found = audit.check(f"sqlite:///{folder / 'store.db'}")
-        assert not found.problems, f"seed {SEED}, event {at}: {found.problems}"
+        result = audit.check(f"sqlite:///{folder / 'store.db'}")
+        assert not result.problems, f"seed {SEED}, event {at}: {result.problems}"
     kinds = Counter(kind for kind, _ in promises.last.values())
     assert len(promises.last) > 2_000
     assert all(kinds[kind] > 5 for kind in (*ENDS, *STAY)), kinds

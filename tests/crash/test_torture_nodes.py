@@ -146,13 +146,13 @@ def beats(*came: int, away: tuple[int, int] = (0, 0)) -> list[Beat]:
     between the two moments ``away``, and all of it at the second one. ``came``: of no beat."""
     first, last = away
     due = range(0, 10_001, 100)
-    found = [Beat(last if first < item < last else item, item) for item in due]
-    return sorted([*found, *(Beat(item, AGAIN) for item in came)])
+    results = [Beat(last if first < item < last else item, item) for item in due]
+    return sorted([*results, *(Beat(item, AGAIN) for item in came)])
 
 
 def longest(of_shard: Sequence[Beat], began_ms: int = 0, next_ms: int = AGAIN) -> tuple[int, int]:
-    found = silences(of_shard, 0, began_ms, next_ms)
-    return max(((item.until_ms - item.since_ms, item.since_ms) for item in found), default=(0, 0))
+    result = silences(of_shard, 0, began_ms, next_ms)
+    return max(((item.until_ms - item.since_ms, item.since_ms) for item in result), default=(0, 0))
 
 
 def test_a_silence_begins_at_a_missing_beat() -> None:
@@ -183,8 +183,8 @@ def test_a_silence_after_the_last_fault_belongs_to_none() -> None:
     for over_ms, seconds in ((5_000, 1.35), (1_500, 0.0)):
         timeline = Timeline([kill], over_ms)
         ((_, next_ms),) = timeline.ends()
-        found = of_fault(silent, kill, next_ms)
-        assert max((item.seconds for item in found), default=0.0) == seconds
+        result = of_fault(silent, kill, next_ms)
+        assert max((item.seconds for item in result), default=0.0) == seconds
 
 
 def judged(windows: Sequence[Window], *shards: Sequence[Beat]) -> tuple[Judged, str]:

@@ -183,7 +183,7 @@ def _say(text: str) -> None:
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found: list[BaseException] = []
+    results: list[BaseException] = []
     for error in group.exceptions:
-        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found
+        results += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return results

@@ -638,10 +638,10 @@ class Run:
         caller.close()
 
     async def _counts(self, caller: Caller) -> dict[str, int]:
-        found = (await caller.ask(FrameType.STATS))[2]
-        if found["early"]:
-            self.problems.append(f"the daemon held back {found['early']} early deliveries")
-        return {name: found[name] for name in COUNTS}
+        result = (await caller.ask(FrameType.STATS))[2]
+        if result["early"]:
+            self.problems.append(f"the daemon held back {result['early']} early deliveries")
+        return {name: result[name] for name in COUNTS}
 
     async def _look_at_what_is_left(self) -> None:
         """Still nothing after everything was settled, after a stop, and in the file itself."""
@@ -664,10 +664,10 @@ class Run:
         folder = shard_folder(store)
         stores = [store] if folder is None else map(folder.url, range(self.plan.shards))
         for store in stores:
-            found = audit.check(store)
-            self.problems += [f"audit: {problem}" for problem in found.problems]
-            if found.tasks or found.progress or found.dead:
-                self.problems.append(f"left in the store: {found}")
+            result = audit.check(store)
+            self.problems += [f"audit: {problem}" for problem in result.problems]
+            if result.tasks or result.progress or result.dead:
+                self.problems.append(f"left in the store: {result}")
 
     def _look_at_logs(self) -> None:
         text = self.log_text()

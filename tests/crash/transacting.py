@@ -277,10 +277,10 @@ class Transacting(Workload):
             for item in journal.delivered
             if item.token.startswith("deal-")
         ]
-        found = judge(self.deals.values(), self.ledger.decisions, delivered)
+        result = judge(self.deals.values(), self.ledger.decisions, delivered)
         if not self.shows_enough:
-            found.append(f"the run shows nothing: {self.text()}")
-        return found
+            result.append(f"the run shows nothing: {self.text()}")
+        return result
 
 
 # --- the judge -----------------------------------------------------------------------------------

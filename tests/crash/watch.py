@@ -141,8 +141,8 @@ class Watch:
 
     @property
     def missed(self) -> list[str]:
-        found = [] if self.walks else ["watch: no quiet moment was found for a walk"]
-        return found if self._lateness.looked else [*found, "watch: nothing was ever judged"]
+        result = [] if self.walks else ["watch: no quiet moment was found for a walk"]
+        return result if self._lateness.looked else [*result, "watch: nothing was ever judged"]
 
     def text(self) -> str:
         return (
@@ -239,14 +239,14 @@ class Watch:
         return dict((await self._caller.ask(FrameType.STATS))[2])
 
     async def _all(self, kind: str, name: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        results: list[dict[str, Any]] = []
         after: Any = None
         while True:
             options = {"limit": PAGE} | ({} if after is None else {"after": after})
             page = (await self._caller.ask(FrameType[kind], options))[2]
-            found += page[name]
+            results += page[name]
             if (after := page["next"]) is None:
-                return found
+                return results
 
 
 def _still(task: dict[str, Any]) -> dict[str, Any]:

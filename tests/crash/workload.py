@@ -136,6 +136,6 @@ class Workload:
 
     def problems(self) -> list[str]:
         """The first of them. Call it after ``look``."""
-        found = [*self.odd, *self.judge()]
-        more = [f"… and {len(found) - SHOWN_MAX} more of {self.what}"]
-        return found[:SHOWN_MAX] + (more if len(found) > SHOWN_MAX else [])
+        results = [*self.odd, *self.judge()]
+        more = [f"… and {len(results) - SHOWN_MAX} more of {self.what}"]
+        return results[:SHOWN_MAX] + (more if len(results) > SHOWN_MAX else [])

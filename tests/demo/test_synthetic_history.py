@@ -29,14 +29,14 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 def test_a_synthetic_history_is_complete_and_in_order(tmp_path: Path) -> None:
     made = generate(Plan(tasks=6_000, days=4, seed=3, start_ms=START_MS), tmp_path)
-    found = events(tmp_path)
-    assert len(found) == made.lines
-    assert Counter(event["event"] for event in found) == made.events
+    result = events(tmp_path)
+    assert len(result) == made.lines
+    assert Counter(event["event"] for event in result) == made.events
     assert made.events["enqueued"] == 6_000
     assert {"cancelled", "rescheduled", "nacked", "dead", "requeued"} <= set(made.events)
-    assert all(event["synthetic"] is True and event["v"] == 1 for event in found)
+    assert all(event["synthetic"] is True and event["v"] == 1 for event in result)
     last: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
-    for event in found:
+    for event in result:
         before_ms, before = last[event["epoch"]]
         assert event["seq"] == before + 1
         assert before_ms <= event["time_ms"] < START_MS + 4 * 86_400_000

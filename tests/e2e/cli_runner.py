@@ -34,9 +34,9 @@ class Cli:
         self, *arguments: str, stdin: bytes = b"", expect: int = 0
     ) -> subprocess.CompletedProcess[bytes]:
         done = _run(["--url", self._daemon.url, *arguments], stdin)
-        said = done.stdout + b"\n" + done.stderr
-        assert done.returncode == expect, said.decode() + self._daemon.log_text()
-        assert b"Traceback" not in said, said.decode()
+        answer = done.stdout + b"\n" + done.stderr
+        assert done.returncode == expect, answer.decode() + self._daemon.log_text()
+        assert b"Traceback" not in answer, answer.decode()
         return done
 
     def code(self, *arguments: str) -> int:

@@ -73,14 +73,14 @@ class Peer(Raw):
 
     def deliveries(self, count: int) -> list[tuple[int, tuple[Any, ...]]]:
         """(sub, delivery) of the next ``count``; fails when they do not come."""
-        found: list[tuple[int, tuple[Any, ...]]] = []
-        while len(found) < count:
+        results: list[tuple[int, tuple[Any, ...]]] = []
+        while len(results) < count:
             frame = self.next()
             assert frame[0] == T.DELIVER, frame
             self.epoch = frame[2]
-            found += [(frame[1], item) for item in frame[4]]
-        assert len(found) == count, found
-        return found
+            results += [(frame[1], item) for item in frame[4]]
+        assert len(results) == count, results
+        return results
 
     def silent(self) -> bool:
         """Whether nothing comes for a moment, and a PING after it is the next thing."""
@@ -105,12 +105,12 @@ class Peer(Raw):
         return [found["state"] for found in self.do(T.LOOKUP, list(ids))]
 
     def topics(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.do(T.STATS)["topics"]
-        return found
+        topics: dict[str, Any] = self.do(T.STATS)["topics"]
+        return topics
 
     def topic(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.topics()[name]
-        return found
+        result: dict[str, Any] = self.topics()[name]
+        return result
 
     def dead(self, **options: Any) -> list[dict[str, Any]]:
         return list(self.do(T.DEAD_LIST, options)["dead"])

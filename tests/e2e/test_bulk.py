@@ -67,8 +67,8 @@ async def test_the_client_runs_every_bulk_verb(client: Client, topic: str) -> No
     assert (await client.wait_bulk(moved.id)).changed == 11
     moved = await client.run_now(topic=topic, filter={"due_from": later, "state": "scheduled"})
     assert (await client.wait_bulk(moved.id)).changed == 11
-    found = [item async for item in client.list_bulk(topic=topic, state="done", limit=3)]
-    assert [item.kind for item in found] == ["run_now", "reschedule", "reschedule"]
+    items = [item async for item in client.list_bulk(topic=topic, state="done", limit=3)]
+    assert [item.kind for item in items] == ["run_now", "reschedule", "reschedule"]
     slow = await client.cancel(topic=topic, filter={}, rate=0.01)
     with pytest.raises(SendTimeout, match="still running"):
         await client.wait_bulk(slow.id, timeout=0.1)
@@ -128,8 +128,8 @@ async def test_a_bulk_resumes_after_kills(killed: Daemon) -> None:
         done = await client.wait_bulk(bulk.id, timeout=60)
         assert (done.state, done.looked_at, done.changed) == ("done", MANY, MANY)
         dues = {receipt.id: receipt.due_ms + 600_000 for receipt in receipts}
-        found = {task.id: task.due_ms async for task in client.list_tasks(topic="t")}
-        assert found == dues
+        by_id = {task.id: task.due_ms async for task in client.list_tasks(topic="t")}
+        assert by_id == dues
 
 
 async def test_a_spread_resumes_after_kills(killed: Daemon) -> None:
@@ -146,10 +146,10 @@ async def test_a_spread_resumes_after_kills(killed: Daemon) -> None:
         done = await client.wait_bulk(bulk.id, timeout=60)
         assert (done.state, done.looked_at, done.changed) == ("done", MANY, MANY)
         first_ms = round(nine.timestamp() * 1000)
-        found = {task.id: task.due_ms or 0 async for task in client.list_tasks(topic="t")}
-        assert len(found) == MANY
-        assert all(first_ms <= due_ms < first_ms + 400_000 for due_ms in found.values())
-        heaviest = max(Counter(due_ms // 1_000 for due_ms in found.values()).values())
+        by_id = {task.id: task.due_ms or 0 async for task in client.list_tasks(topic="t")}
+        assert len(by_id) == MANY
+        assert all(first_ms <= due_ms < first_ms + 400_000 for due_ms in by_id.values())
+        heaviest = max(Counter(due_ms // 1_000 for due_ms in by_id.values()).values())
         assert heaviest <= 2 * MANY // 400, "one tick had all of them"
 
 
@@ -172,8 +172,8 @@ async def test_a_standby_resumes_a_bulk(make_daemon: Callable[..., Daemon], tmp_
         await first.akill()
         done = await client.wait_bulk(bulk.id, timeout=60)
         assert (done.state, done.changed) == ("done", 1_000)
-        found = {task.id: task.due_ms async for task in client.list_tasks(topic="t")}
-        assert found == {receipt.id: receipt.due_ms + 600_000 for receipt in receipts}
+        by_id = {task.id: task.due_ms async for task in client.list_tasks(topic="t")}
+        assert by_id == {receipt.id: receipt.due_ms + 600_000 for receipt in receipts}
     second.close()  # while its Redis is there: else it waits for it
     server.stop()
 
@@ -190,8 +190,8 @@ def test_commands_run_bulk_operations(running: Daemon) -> None:
     assert (tried["matched"], tried["would_change"], len(tried["examples"])) == (2, 2, 2)
     shown = cli.run("cancel", topic, "--tags", "a", "--dry-run").stdout.decode().splitlines()
     assert (shown[0], len(shown)) == ("dry run  2 of 4 would be changed", 3)
-    said = cli.fails(1, "cancel", topic, "--where", "n > 1")
-    assert said.endswith("2 tasks of topic cli with where n > 1 would be cancelled; add --yes\n")
+    message = cli.fails(1, "cancel", topic, "--where", "n > 1")
+    assert message.endswith("2 tasks of topic cli with where n > 1 would be cancelled; add --yes\n")
     bulk = cli.one("reschedule", topic, "--all", "--shift", "30m", "--wait")
     assert (bulk["state"], bulk["changed"], bulk["arguments"]) == (
         "done",
@@ -230,14 +230,14 @@ def test_tasks_are_spread_by_command_and_synchronous_client(running: Daemon) -> 
         assert len({outcome.due_ms for outcome in moved}) == 40
         assert client.spread(ids[0], within=5).status == "scheduled"
         assert [item.id for item in client.spread_many(ids[:2], within=5)] == ids[:2]
-    said = cli.json(
+    message = cli.json(
         "reschedule", str(ids[0]), str(ids[1]), "--spread", "5s", "--at", nine.isoformat()
     )
-    assert [entry["status"] for entry in said] == ["scheduled"] * 2
+    assert [entry["status"] for entry in message] == ["scheduled"] * 2
     tried = cli.one("reschedule", topic, "--all", "--spread", "20s", "--dry-run")
     assert (tried["matched"], tried["would_change"]) == (40, 40)
-    said = cli.fails(2, "reschedule", topic, "--all", "--spread", "20s", "--delay", "1h")
-    assert "--spread cannot be combined with --delay" in said
+    message = cli.fails(2, "reschedule", topic, "--all", "--spread", "20s", "--delay", "1h")
+    assert "--spread cannot be combined with --delay" in message
 
 
 def test_dead_letter_commands_take_filters(running: Daemon) -> None:

@@ -101,8 +101,8 @@ def test_a_file_of_tasks_is_enqueued(cli: Cli, tmp_path: Path) -> None:
     receipts = cli.json("enqueue", "bulk", "--from", str(source), "--delay", "1h")
     assert len({receipt["id"] for receipt in receipts}) == count
     assert cli.one("stats")["topics"]["bulk"]["scheduled"] == count
-    said = cli.run("enqueue", "bulk", "--from", "-", stdin=b'{"body": "x", "delay": 60}\n')
-    assert said.stdout.startswith(b"1 tasks enqueued")
+    finished = cli.run("enqueue", "bulk", "--from", "-", stdin=b'{"body": "x", "delay": 60}\n')
+    assert finished.stdout.startswith(b"1 tasks enqueued")
 
 
 def test_an_invalid_line_reports_the_tasks_enqueued_before(cli: Cli) -> None:
@@ -124,9 +124,9 @@ def test_an_interrupted_file_can_be_resumed(cli: Cli, tmp_path: Path, kind: str)
         sending.stdout.readline()  # the first chunk is stored; the pipe is full before the last
         sending.send_signal(signal.SIGINT)
         _, error = sending.communicate(timeout=TIMEOUT_S)
-    said = re.search(r"interrupted: (\d+) tasks are stored.*tail -n \+(\d+) FILE", error.decode())
-    assert said is not None and sending.returncode == 130, error
-    stored, line = map(int, said.groups())
+    match = re.search(r"interrupted: (\d+) tasks are stored.*tail -n \+(\d+) FILE", error.decode())
+    assert match is not None and sending.returncode == 130, error
+    stored, line = map(int, match.groups())
     assert 0 < stored < count and cli.one("stats")["topics"][topic]["scheduled"] == stored
     lines = source.read_bytes().splitlines(keepends=True)
     rest = b"".join(lines[: int(kind == "csv")] + lines[line - 1 :])
@@ -164,8 +164,8 @@ def _next_line(subscriber: subprocess.Popen[bytes]) -> dict[str, Any]:
     line = subscriber.stdout.readline()
     if not line:
         pytest.fail(f"the subscriber ended: {subscriber.communicate(timeout=TIMEOUT_S)}")
-    found: dict[str, Any] = json.loads(line)
-    return found
+    answer: dict[str, Any] = json.loads(line)
+    return answer
 
 
 def _interrupt(subscriber: subprocess.Popen[bytes]) -> None:
@@ -245,13 +245,13 @@ def test_reading_commands_change_no_state(make_daemon: Make, tmp_path: Path, sha
         client.cancel(topic="owned", filter={"tags": "nobody"}, id="mine")
         before = owned(client)
         for name, more in LOOKS.items():
-            said = [*name.split(), *more.format(dead=dead["id"]).split()]
-            cli.run(*said, "--json")
+            texts = [*name.split(), *more.format(dead=dead["id"]).split()]
+            cli.run(*texts, "--json")
             assert owned(client) == before, name
-        for said in ("subscribe unowned --no-ack --max 2", "peek unowned --follow --limit 2"):
-            answer = cli.json(*said.split())
+        for texts in ("subscribe unowned --no-ack --max 2", "peek unowned --follow --limit 2"):
+            answer = cli.json(*texts.split())
             assert sorted(entry["body"] for entry in answer) == ["due 0", "due 1"]
-            assert owned(client) == before, said
+            assert owned(client) == before, texts
         # Nobody owns them yet: the worker that comes first gets all.
         assert len(client.pull("unowned", group="shop", max=2, wait=TIMEOUT_S)) > 0
 
@@ -304,10 +304,10 @@ def test_a_subscriber_outlives_a_killed_daemon(cli: Cli, daemon: Daemon) -> None
         assert _next_line(subscriber)["id"] == first
         daemon.restart(kill=True)
         second = cli.one("enqueue", "orders", "after")["id"]
-        found = _next_line(subscriber)["id"]
-        if found == first:  # its ack was lost with the daemon
-            found = _next_line(subscriber)["id"]
-        assert found == second
+        result = _next_line(subscriber)["id"]
+        if result == first:  # its ack was lost with the daemon
+            result = _next_line(subscriber)["id"]
+        assert result == second
         subscriber.send_signal(signal.SIGTERM)
         subscriber.communicate(timeout=TIMEOUT_S)
         assert subscriber.returncode == 0
@@ -408,8 +408,8 @@ def test_a_backup_passes_the_offline_check(cli: Cli, daemon: Daemon) -> None:
 
 
 def test_a_second_daemon_on_one_store_is_refused(daemon: Daemon, cli: Cli) -> None:
-    said = cli.run("serve", "--store", daemon.store, "--listen", "tcp://127.0.0.1:0", expect=1)
-    assert b"in use" in said.stdout + said.stderr
+    finished = cli.run("serve", "--store", daemon.store, "--listen", "tcp://127.0.0.1:0", expect=1)
+    assert b"in use" in finished.stdout + finished.stderr
 
 
 def test_serve_reads_flags_before_environment_before_file(
@@ -427,12 +427,12 @@ def test_serve_reads_flags_before_environment_before_file(
 
 def test_bench_leaves_no_tasks_or_groups(cli: Cli) -> None:
     began = time.monotonic()
-    found = cli.one("bench", "--tasks", "500", "--rate", "200", "--seconds", "1")
+    result = cli.one("bench", "--tasks", "500", "--rate", "200", "--seconds", "1")
     assert time.monotonic() - began < TIMEOUT_S
-    assert found["early"] == 0
-    assert found["tasks"] == 1_200
-    assert min(found["enqueue_single_per_s"], found["delivery_per_s"]) > 0
-    assert found["late_p50_ms"] >= 0
+    assert result["early"] == 0
+    assert result["tasks"] == 1_200
+    assert min(result["enqueue_single_per_s"], result["delivery_per_s"]) > 0
+    assert result["late_p50_ms"] >= 0
     counts = cli.one("stats")
     assert (counts["scheduled"], counts["ready"], counts["in_flight"]) == (0, 0, 0)
     assert cli.json("groups") == []

@@ -47,8 +47,8 @@ def test_a_created_group_survives_kill_9(cli: Cli, daemon: Daemon) -> None:
     assert sorted(groups) == ["billing", "mail"]
     assert (groups["billing"]["rate"], groups["billing"]["ready"]) == (500, 1)
     for group in groups:
-        found = cli.one("subscribe", "orders", "--group", group, "--max", "1")
-        assert (found["id"], found["group"]) == (task_id, group)
+        result = cli.one("subscribe", "orders", "--group", group, "--max", "1")
+        assert (result["id"], result["group"]) == (task_id, group)
     table = cli.run("groups").stdout.decode().splitlines()
     assert table[0].split()[:2] == ["topic", "group"]
     assert "fixed x3" in table[1]
@@ -186,8 +186,10 @@ def test_subscribe_sets_the_groups_policy(cli: Cli) -> None:
 
 def test_at_most_once_is_acked_before_it_is_printed(cli: Cli, daemon: Daemon) -> None:
     task_id = cli.one("enqueue", "orders", "x")["id"]
-    found = cli.one("subscribe", "orders", "--max", "1", "--ack", "on_delivery", "--exec", "exit 7")
-    assert (found["id"], found["exit_code"], found["result"]) == (task_id, 7, "done")
+    result = cli.one(
+        "subscribe", "orders", "--max", "1", "--ack", "on_delivery", "--exec", "exit 7"
+    )
+    assert (result["id"], result["exit_code"], result["result"]) == (task_id, 7, "done")
     daemon.restart(kill=True)
     assert cli.one("show", task_id)["state"] == "acked"
     assert cli.one("stats")["dead"] == 0
@@ -234,8 +236,8 @@ def test_dead_letters_are_requeued_at_a_rate_and_deleted(cli: Cli, daemon: Daemo
     assert time.monotonic() - began >= 12 / 20
     assert (done["requeued"], done["matched"]) == (12, 12)
     assert len(cli.json("subscribe", "orders", "--max", "12")) == 12
-    said = cli.run("dead", "delete", "--since", "1h", "--reason", "exit").stdout.decode()
-    assert said.startswith("2 deleted in ")
+    output = cli.run("dead", "delete", "--since", "1h", "--reason", "exit").stdout.decode()
+    assert output.startswith("2 deleted in ")
     assert cli.json("dead", "list") == []
 
 

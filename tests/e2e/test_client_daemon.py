@@ -60,10 +60,10 @@ async def test_no_task_is_early(client: Client, topic: str) -> None:
         Task(topic, b"%d" % i, delay=d) for i, d in enumerate(delays)
     )
     async with client.subscribe(topic) as deliveries:
-        found = await take(deliveries, 30)
-        assert {d.id: d.due_ms for d in found} == {r.id: r.due_ms for r in receipts}
-        assert all(d.delivered_ms >= d.due_ms for d in found)
-        await asyncio.gather(*(d.ack() for d in found))
+        result = await take(deliveries, 30)
+        assert {d.id: d.due_ms for d in result} == {r.id: r.due_ms for r in receipts}
+        assert all(d.delivered_ms >= d.due_ms for d in result)
+        await asyncio.gather(*(d.ack() for d in result))
     stats = await client.stats()
     assert stats.raw["early"] == 0
     assert stats.topics[topic].acked == 30
@@ -164,13 +164,13 @@ async def test_leases_of_buffered_deliveries_are_extended(client: Client, topic:
     await client.enqueue_many([Task(topic, b"%d" % i) for i in range(40)])
     never = asyncio.get_running_loop().create_future()
     async with client.subscribe(topic, lease=2, prefetch=40) as deliveries:
-        found = []
+        results = []
         for _ in range(40):
             [delivery] = await take(deliveries)
-            found.append(delivery)
+            results.append(delivery)
             assert await delivery.ack() == "acked"
             await asyncio.wait({never}, timeout=0.08)
-        assert {delivery.attempt for delivery in found} == {1}
+        assert {delivery.attempt for delivery in results} == {1}
     assert (await client.stats()).topics[topic].groups["default"].delivered == 40
 
 
@@ -183,9 +183,9 @@ async def test_close_releases_without_a_failure(
         [taken] = await take(first)
         await taken.ack()
     async with client.subscribe(topic) as deliveries:
-        found = await take(deliveries, 9)
-        assert {delivery.failures for delivery in found} == {0}
-        await asyncio.gather(*(delivery.ack() for delivery in found))
+        result = await take(deliveries, 9)
+        assert {delivery.failures for delivery in result} == {0}
+        await asyncio.gather(*(delivery.ack() for delivery in result))
 
 
 def raises() -> None:
@@ -222,11 +222,11 @@ async def test_an_ending_program_releases_its_deliveries(
             other.subscribe(topic, prefetch=prefetch) as deliveries,
         ):
             if is_pulled:
-                found = await other.pull(topic, max=6, wait=WAIT_S)
+                result = await other.pull(topic, max=6, wait=WAIT_S)
             else:
-                found = await take(deliveries, 6)
-            found[0].ack_unwatched()
-            assert await found[2].nack(3600) == "retrying"
+                result = await take(deliveries, 6)
+            result[0].ack_unwatched()
+            assert await result[2].nack(3600) == "retrying"
             leaves()
     async with client.subscribe(topic) as deliveries:
         again = await take(deliveries, 4)
@@ -240,13 +240,13 @@ async def test_an_ending_program_releases_its_deliveries(
 async def test_prefetch_limits_deliveries_in_flight(client: Client, topic: str) -> None:
     await client.enqueue_many([Task(topic, b"%d" % i) for i in range(20)])
     async with client.subscribe(topic, prefetch=3) as deliveries:
-        found = await take(deliveries, 3)
+        result = await take(deliveries, 3)
         await client.ping()
         assert (await client.stats()).topics[topic].in_flight == 3
         for _ in range(17):
-            await found.pop(0).ack()
-            found += await take(deliveries)
-        await asyncio.gather(*(delivery.ack() for delivery in found))
+            await result.pop(0).ack()
+            result += await take(deliveries)
+        await asyncio.gather(*(delivery.ack() for delivery in result))
 
 
 async def test_each_group_gets_each_task(client: Client, topic: str) -> None:
@@ -265,12 +265,12 @@ async def test_pull_returns_due_tasks(client: Client, topic: str) -> None:
     waiting = asyncio.ensure_future(client.pull(topic, max=2, wait=WAIT_S))
     await client.ping()
     await client.enqueue_many([Task(topic, b"a"), Task(topic, b"b"), Task(topic, b"c")])
-    found = await soon(waiting)
-    assert 1 <= len(found) <= 2
-    while len(found) < 3:
-        found += await soon(client.pull(topic, wait=WAIT_S))
-    assert sorted(d.body for d in found) == [b"a", b"b", b"c"]
-    assert {await d.ack() for d in found} == {"acked"}
+    result = await soon(waiting)
+    assert 1 <= len(result) <= 2
+    while len(result) < 3:
+        result += await soon(client.pull(topic, wait=WAIT_S))
+    assert sorted(d.body for d in result) == [b"a", b"b", b"c"]
+    assert {await d.ack() for d in result} == {"acked"}
 
 
 async def test_a_cancelled_pull_loses_no_task(client: Client, topic: str) -> None:

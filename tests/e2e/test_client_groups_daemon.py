@@ -27,8 +27,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 async def one(client: Client, topic: str, group: str = "default") -> Delivery:
     [delivery] = await soon(client.pull(topic, group=group, max=1, wait=WAIT_S))
-    found: Delivery = delivery
-    return found
+    result: Delivery = delivery
+    return result
 
 
 # --- policies --------------------------------------------------------------------------------

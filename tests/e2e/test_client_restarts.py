@@ -121,14 +121,14 @@ async def test_leases_of_buffered_deliveries_survive_a_restart(daemon: Daemon) -
     async with Client(daemon.url, send_timeout=10) as client:
         await client.enqueue_many([Task("t", b"%d" % i) for i in range(5)])
         async with client.subscribe("t") as deliveries:
-            found = [await soon(anext(deliveries))]
+            results = [await soon(anext(deliveries))]
             await daemon.arestart(kill=False)
-            while len(found) < 5:
-                found.append(await soon(anext(deliveries)))
-            assert {delivery.attempt for delivery in found} == {1}
-            words = await soon(asyncio.gather(*(delivery.ack() for delivery in found)))
+            while len(results) < 5:
+                results.append(await soon(anext(deliveries)))
+            assert {delivery.attempt for delivery in results} == {1}
+            words = await soon(asyncio.gather(*(delivery.ack() for delivery in results)))
             assert set(words) <= {"acked", "done"}
-            assert len({delivery.id for delivery in found}) == 5
+            assert len({delivery.id for delivery in results}) == 5
 
 
 async def test_the_second_of_two_addresses_takes_over(make_daemon: Callable[..., Daemon]) -> None:

@@ -30,13 +30,13 @@ async def client(daemon: Daemon) -> AsyncIterator[Client]:
 
 async def bodies(client: Client, topic: str, count: int) -> dict[int, bytes]:
     """Ack `count` deliveries and return their bodies by id."""
-    found: dict[int, bytes] = {}
+    result: dict[int, bytes] = {}
     async with client.subscribe(topic, group="g") as deliveries:
         async for delivery in deliveries:
-            found[delivery.id] = delivery.body
+            result[delivery.id] = delivery.body
             await delivery.ack()
-            if len(found) == count:
-                return found
+            if len(result) == count:
+                return result
     raise AssertionError("the subscription ended")
 
 
@@ -47,17 +47,17 @@ async def test_the_four_actions_over_a_kill(daemon: Daemon, client: Client) -> N
     await daemon.arestart()
     rules = {"k3": "keep", "k4": "reject", "k5": "replace", "new": "keep"}
     tasks = [Task("t", b"2", key=key, if_pending=rule) for key, rule in rules.items()]
-    found = await client.enqueue_many(tasks)
-    assert [receipt.outcome for receipt in found] == ["kept", "rejected", "replaced", "stored"]
-    assert [receipt.id for receipt in found[:3]] == [stored[n].id for n in (3, 4, 5)]
-    assert found[0].due_ms == stored[3].due_ms
+    receipts = await client.enqueue_many(tasks)
+    assert [receipt.outcome for receipt in receipts] == ["kept", "rejected", "replaced", "stored"]
+    assert [receipt.id for receipt in receipts[:3]] == [stored[n].id for n in (3, 4, 5)]
+    assert receipts[0].due_ms == stored[3].due_ms
     due = IfPending("replace", replaces="due")
     moved = await client.enqueue("t", b"unused", key="k6", if_pending=due)
     assert (moved.outcome, moved.id) == ("replaced", stored[6].id)
     await daemon.arestart()
     assert (await client.enqueue("t", b"3", key="k5", if_pending="keep")).id == stored[5].id
     got = await soon(bodies(client, "t", 3))
-    assert got == {stored[5].id: b"2", stored[6].id: b"6", found[3].id: b"2"}
+    assert got == {stored[5].id: b"2", stored[6].id: b"6", receipts[3].id: b"2"}
     for key, status in (("k5", "acked"), ("k3", "cancelled")):
         (outcome,) = await client.cancel(topic="t", key=key)
         assert outcome.status == status

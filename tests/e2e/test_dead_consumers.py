@@ -71,12 +71,12 @@ def daemon(make_daemon: Callable[..., Daemon]) -> Daemon:
 @pytest.fixture
 def process(daemon: Daemon) -> Iterator[subprocess.Popen[str]]:
     """A consumer with a lease of an hour, as people write them."""
-    found = subprocess.Popen(
+    result = subprocess.Popen(
         [sys.executable, "-c", CLIENT, daemon.url], stdout=subprocess.PIPE, text=True
     )
-    yield found
-    found.kill()
-    found.communicate()
+    yield result
+    result.kill()
+    result.communicate()
 
 
 def test_a_frozen_consumer_buries_no_tasks(

@@ -66,10 +66,12 @@ def pair(server: RedisServer, tmp_path: Path) -> Iterator[tuple[Daemon, Daemon, 
     _, container = pod(the("StatefulSet"))
     assert container["args"] == ["serve"]
     elsewhere = {"TICKWHEEL_STORE", "TICKWHEEL_LISTEN", "TICKWHEEL_HTTP", "TICKWHEEL_ADVERTISE"}
-    said = {k: v for k, v in environment(container).items() if k not in elsewhere}
-    said["TICKWHEEL_TOKENS_FILE"] = str(file)
+    answer = {k: v for k, v in environment(container).items() if k not in elsewhere}
+    answer["TICKWHEEL_TOKENS_FILE"] = str(file)
     daemons = [
-        Daemon(tmp_path / name, store=server.url(), http=True, env={**said, "TICKWHEEL_NODE": name})
+        Daemon(
+            tmp_path / name, store=server.url(), http=True, env={**answer, "TICKWHEEL_NODE": name}
+        )
         for name in ("tickwheel-0", "tickwheel-1")
     ]
     with daemons[0] as first:
@@ -108,8 +110,8 @@ def test_a_daemon_without_its_redis_is_alive_and_not_ready(tmp_path: Path) -> No
         until(lambda: _answers(address), log=daemon.log_text)
         _, container = pod(the("StatefulSet"))
         paths = {name: container[name]["httpGet"]["path"] for name in container if "Probe" in name}
-        found = {name: status(address, path) for name, path in paths.items()}
-        assert found == {"startupProbe": 200, "livenessProbe": 200, "readinessProbe": 503}
+        by_name = {name: status(address, path) for name, path in paths.items()}
+        assert by_name == {"startupProbe": 200, "livenessProbe": 200, "readinessProbe": 503}
     finally:
         daemon.close()
 

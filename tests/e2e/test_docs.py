@@ -442,11 +442,13 @@ def test_commands_in_blocks_take_their_arguments(line: str) -> None:
     name, command, context = words[0], PARSER, None
     words = words[1:]
     while True:
-        found: Any = command.make_context(name, words, parent=context)
+        result: Any = command.make_context(name, words, parent=context)
         if not getattr(command, "commands", None):
             return
-        name, command, words = command.resolve_command(found, [*found._protected_args, *found.args])
-        context = found
+        name, command, words = command.resolve_command(
+            result, [*result._protected_args, *result.args]
+        )
+        context = result
 
 
 def test_every_command_is_on_the_page_of_the_command_line() -> None:

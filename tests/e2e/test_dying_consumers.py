@@ -103,8 +103,8 @@ class Looks:
 
     async def group(self) -> dict[str, Any]:
         stats: dict[str, Any] = (await self._client.stats()).raw
-        found: dict[str, Any] = stats["topics"]["jobs"]["groups"]["g"]
-        return found
+        result: dict[str, Any] = stats["topics"]["jobs"]["groups"]["g"]
+        return result
 
     async def acked(self, count: int) -> dict[str, Any]:
         """Wait until `count` tasks are acked."""
@@ -184,9 +184,9 @@ async def test_a_rolling_restart_of_consumers_counts_no_deaths(
                 await Looks(client).subscribed(count)
             stop.set()
             await loading
-            found = await Looks(client).acked(len(ids))
+            result = await Looks(client).acked(len(ids))
             assert fleet.ended == [0] * count and not fleet.killed
-            assert (found["dead"], found["nacked"], found["deaths"]) == (0, 0, 0)
+            assert (result["dead"], result["nacked"], result["deaths"]) == (0, 0, 0)
             stats = (await client.stats()).raw
             assert stats["leases_over"] == 0
             if count > 3:

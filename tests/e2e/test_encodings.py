@@ -39,8 +39,8 @@ async def test_packed_bodies_are_unpacked_over_kills(killed: Daemon) -> None:
         for delivery in await had(client):
             assert await delivery.reject("never") == "dead"
         await killed.arestart()
-        found = {task.encoding: client.body_of(task) async for task in client.list_tasks()}
-        assert found == {encoding: body for body, encoding in BODIES.items()}
+        by_encoding = {task.encoding: client.body_of(task) async for task in client.list_tasks()}
+        assert by_encoding == {encoding: body for body, encoding in BODIES.items()}
         bulk = await client.dead_requeue(topic="t", filter={})
         await client.wait_bulk(bulk.id)
         for delivery in await had(client):
@@ -49,12 +49,12 @@ async def test_packed_bodies_are_unpacked_over_kills(killed: Daemon) -> None:
 
 async def had(client: Client) -> list[Delivery]:
     """The delivery of each task."""
-    found: dict[bytes, Delivery] = {}
-    while found.keys() != BODIES.keys():
+    result: dict[bytes, Delivery] = {}
+    while result.keys() != BODIES.keys():
         for delivery in await client.pull("t", group="g", max=9, wait=10, lease=60):
-            found[delivery.body] = delivery
-    assert {body: delivery.encoding for body, delivery in found.items()} == BODIES
-    return list(found.values())
+            result[delivery.body] = delivery
+    assert {body: delivery.encoding for body, delivery in result.items()} == BODIES
+    return list(result.values())
 
 
 def test_a_restore_keeps_the_encoding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,8 +75,8 @@ def test_a_restore_keeps_the_encoding(tmp_path: Path, capsys: pytest.CaptureFixt
     assert run(["restore", *source, "--into", url(tmp_path), "--json"]) == 0
     capsys.readouterr()
     codec = Client(keys=KEYS).codec
-    found = {}
+    result = {}
     for row in asyncio.run(held(url(tmp_path))).rows.values():
         assert row.options is not None and row.options.encoding is not None
-        found[codec.unpack("t", row.body, row.options.encoding)] = row.options.encoding
-    assert found == {b"before": "aesgcm;key=k", LONG: "json,zlib,aesgcm;key=k"}
+        result[codec.unpack("t", row.body, row.options.encoding)] = row.options.encoding
+    assert result == {b"before": "aesgcm;key=k", LONG: "json,zlib,aesgcm;key=k"}

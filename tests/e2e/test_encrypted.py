@@ -39,22 +39,22 @@ def keys_file(path: Path, keys: dict[str, bytes]) -> str:
 
 def forms(secret: bytes) -> list[bytes]:
     """The secret, and what of it is left in base64 whatever stands before it, and as hex."""
-    found = [secret, secret.hex().encode(), repr(secret.decode()).encode()[1:-1]]
+    results = [secret, secret.hex().encode(), repr(secret.decode()).encode()[1:-1]]
     for before in range(3):
         text = base64.b64encode(b"\0" * before + secret)
-        found.append(text[(before and 4) : len(text) - 4])
-    return found
+        results.append(text[(before and 4) : len(text) - 4])
+    return results
 
 
 def written(folder: Path) -> dict[Path, bytes]:
     """What every file holds; archives are opened."""
-    found = {}
+    result = {}
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # what the history has taken up is removed
             if path.is_file():
                 data = path.read_bytes()
-                found[path] = gzip.decompress(data) if path.suffix == ".gz" else data
-    return found
+                result[path] = gzip.decompress(data) if path.suffix == ".gz" else data
+    return result
 
 
 def holding(folder: Path, secret: bytes) -> list[Path]:
@@ -117,22 +117,22 @@ async def test_encrypted_bodies_are_never_written_in_plain_text(
         told = [str(letter.raw) + str((await client.lookup(letter.id)).raw) for letter in letters]
         await daemon.akill()  # the write-ahead log is as it was
         assert any(path.name.endswith("-wal") for path in written(tmp_path))
-        found = holding(tmp_path, SECRET)
+        result = holding(tmp_path, SECRET)
         await daemon.astart()
         await client.cancel(topic="t", key="none")
         await daemon.aterminate()
     await taken_up(tmp_path / "history")
-    found += holding(tmp_path, SECRET)
+    result += holding(tmp_path, SECRET)
     assert SECRET.decode() in "".join(log), "the handler has read it"
     heard = "".join(told) + caplog.text + daemon.log_text()
     if is_encrypted:
-        assert found == [] and SECRET.decode() not in heard
+        assert result == [] and SECRET.decode() not in heard
         for kind in ("ValueError", "Reject", "RuntimeError"):
             assert kind in heard
         assert re.search(r"File \S+test_encrypted\.py\S+, line \d+, in handle", heard)
     else:  # so it would have been found
-        names = {path.name.partition("-")[0] for path in found}
-        assert len(names) > 1 and SECRET.decode() in heard, found
+        names = {path.name.partition("-")[0] for path in result}
+        assert len(names) > 1 and SECRET.decode() in heard, result
 
 
 def test_the_command_line_decrypts_with_its_keys(
@@ -158,10 +158,10 @@ def test_the_command_line_decrypts_with_its_keys(
     assert (shown["body"], shown["encoding"]) == ("packed " * 99, None)
     cli.run("run-now", sealed)
     cli.run("run-now", made["id"])
-    said = cli.run("subscribe", "t", "--max", "2", expect=1).stderr.decode()
-    assert "undecodable" in said and "'2026-11', which this client does not have" in said
+    errors = cli.run("subscribe", "t", "--max", "2", expect=1).stderr.decode()
+    assert "undecodable" in errors and "'2026-11', which this client does not have" in errors
     monkeypatch.setenv("TICKWHEEL_KEYS_FILE", path)
-    got = cli.json("subscribe", "t", "--max", "2" if "packed" not in said else "1")
+    got = cli.json("subscribe", "t", "--max", "2" if "packed" not in errors else "1")
     assert '{"n": 1}' in [entry["body"] for entry in got]
     assert all("aesgcm" not in item.get("encoding", "") for item in got)
     os.chmod(path, 0o644)

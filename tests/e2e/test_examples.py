@@ -126,8 +126,8 @@ def test_each_example_prints_its_documented_output(name: str, running: Daemon) -
     assert done.returncode == 0, done.stdout + done.stderr
     lines = iter(done.stdout.splitlines())
     for pattern in [*EXPECTED[name], "done"]:
-        found = any(re.fullmatch(pattern, line) for line in lines)
-        assert found, f"{pattern!r} is not in:\n{done.stdout}{done.stderr}"
+        result = any(re.fullmatch(pattern, line) for line in lines)
+        assert result, f"{pattern!r} is not in:\n{done.stdout}{done.stderr}"
     for pattern in ALSO.get(name, ()):
         assert re.search(f"^{pattern}$", done.stdout, re.MULTILINE), (pattern, done.stdout)
 

@@ -117,9 +117,9 @@ def test_a_standby_names_the_leaders_http_and_each_lists_both(
         until(
             lambda daemon=daemon: bool(over_http(daemon, "/v1/status")[1]["standbys"]), TAKEOVER_S
         )  # type: ignore[misc]
-        said = over_http(daemon, "/v1/status")[1]
-        assert (said["active"]["address"], said["active"]["http"]) == (active.url, active.http)
-        [other] = said["standbys"]
+        answer = over_http(daemon, "/v1/status")[1]
+        assert (answer["active"]["address"], answer["active"]["http"]) == (active.url, active.http)
+        [other] = answer["standbys"]
         assert (other["address"], other["http"]) == (standby.url, standby.http)
     active.kill()
     until(lambda: is_active(standby), TAKEOVER_S)
@@ -277,8 +277,8 @@ def test_takeovers_that_fail_over_and_over_are_logged_once(
     server.call("SET", "{tw:default:0}:records", "theirs")
 
     def tries() -> int:
-        found = re.search(rb"cmdstat_set:calls=(\d+)", server.call("INFO", "commandstats"))
-        return int(found[1]) if found else 0
+        match = re.search(rb"cmdstat_set:calls=(\d+)", server.call("INFO", "commandstats"))
+        return int(match[1]) if match else 0
 
     until(lambda: "takeover_failed" in standby.log_text(), TAKEOVER_S)
     before = tries()

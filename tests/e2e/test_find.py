@@ -39,11 +39,11 @@ def raw(running: Daemon) -> Iterator[Raw]:
 
 def put(raw: Raw, topic: str, *keys: str | None) -> list[int]:
     """A task each, one request each, so that each has a time of its own."""
-    found = []
+    results = []
     for key in keys:
         options = {} if key is None else {"key": key}
-        found += raw.enqueue((topic, b"x", FAR_MS, options))[2][1]
-    return found
+        results += raw.enqueue((topic, b"x", FAR_MS, options))[2][1]
+    return results
 
 
 def pages(raw: Raw, **options: Any) -> list[list[int]]:
@@ -88,8 +88,8 @@ def test_tasks_are_found_by_enqueue_time(raw: Raw, topic: str) -> None:
     for until_ms in (min(times.values()) - 1, middle_ms - 1, middle_ms, max(times.values()) + 1):
         expected = [task_id for task_id in all_ids if times[task_id] <= until_ms]
         assert ids(raw, key=KEY, topic=topic, until_ms=until_ms) == expected
-        found = ids(raw, key=KEY, topic=topic, until_ms=until_ms, newest=True)
-        assert found == expected[::-1]
+        result = ids(raw, key=KEY, topic=topic, until_ms=until_ms, newest=True)
+        assert result == expected[::-1]
         # A time limit is not a matter of keys.
         assert ids(raw, topic=topic, until_ms=until_ms, newest=True) == expected[::-1]
     for until_ms in (0, 1):
@@ -108,8 +108,8 @@ def test_a_request_looks_at_a_bounded_number_of_tasks(raw: Raw, topic: str) -> N
     for start in range(0, others, 10_000):
         count = min(10_000, others - start)
         assert raw.enqueue(*[(topic, b"x", FAR_MS)] * count)[0] == T.OK
-    found = pages(raw, key="oldest of many", newest=True, limit=1)
-    assert found[:2] == [[], []] and found[2] == [oldest]
+    result = pages(raw, key="oldest of many", newest=True, limit=1)
+    assert result[:2] == [[], []] and result[2] == [oldest]
     assert pages(raw, key="oldest of many", limit=1)[-1] == [], "the rest is looked through"
     assert ids(raw, key="oldest of many") == [oldest]
 
@@ -145,8 +145,8 @@ def test_wrong_options_are_named(raw: Raw, options: Any, code: str, word: str) -
 
 def test_the_longest_key_is_found(raw: Raw, topic: str) -> None:
     key = "k" * 255
-    found = put(raw, topic, key)
-    assert ids(raw, key=key) == found
+    result = put(raw, topic, key)
+    assert ids(raw, key=key) == result
 
 
 # --- the client --------------------------------------------------------------------------------
@@ -160,17 +160,17 @@ async def test_find_returns_the_newest_task(running: Daemon, topic: str) -> None
             await client.ping()
         many = await client.enqueue_many(Task(topic, b"2", delay=FAR, key=topic) for _ in range(3))
         last = many[-1].id
-        found = await client.find(topic)
-        assert found is not None and (found.id, found.body, found.key) == (last, b"2", topic)
-        found = await client.find(topic, topic=topic, not_after=started)
-        assert found is not None and found.id == first.id
+        tasks = await client.find(topic)
+        assert tasks is not None and (tasks.id, tasks.body, tasks.key) == (last, b"2", topic)
+        tasks = await client.find(topic, topic=topic, not_after=started)
+        assert tasks is not None and tasks.id == first.id
         assert await client.find(topic, topic="none") is None
         assert await client.find(topic, not_after=started - timedelta(days=1)) is None
         listed = [task.id async for task in client.list_tasks(key=topic, newest_first=True)]
         assert listed == [item.id for item in (first, *many)][::-1]
         await client.cancel_many(item.id for item in many)
-        found = await client.find(topic)
-        assert found is not None and found.id == first.id
+        tasks = await client.find(topic)
+        assert tasks is not None and tasks.id == first.id
         await client.cancel(first.id)
         assert await client.find(topic) is None
 
@@ -238,8 +238,8 @@ def test_commands_cancel_and_reschedule_by_key(running: Daemon, topic: str) -> N
         (first, "scheduled"), (second, "scheduled"),
     ]  # fmt: skip
     assert cli.one("show", *named)["id"] == second
-    said = cli.run("cancel", *named).stdout.decode()
-    assert said.splitlines() == [f"{first}  cancelled", f"{second}  cancelled"]
+    output = cli.run("cancel", *named).stdout.decode()
+    assert output.splitlines() == [f"{first}  cancelled", f"{second}  cancelled"]
     assert cli.json("cancel", *named) == [{"id": second, "status": "already_cancelled"}]
     assert [entry["status"] for entry in cli.json("run-now", *named, expect=1)] == [
         "already_cancelled"

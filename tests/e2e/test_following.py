@@ -87,8 +87,8 @@ async def test_subscribers_follow_to_the_standby(pair: Pair, end: End) -> None:
             await comes(
                 lambda: "deposed" in active.log_text() or "standby" in active.log_text(), TAKEOVER_S
             )
-            found = await statuses(addresses(active, standby))
-            roles = [answer.role for answer in found.values() if isinstance(answer, Status)]
+            result = await statuses(addresses(active, standby))
+            roles = [answer.role for answer in result.values() if isinstance(answer, Status)]
             assert roles == ["standby", "active"]
         assert len(got) == 2, "nothing that was acked comes again"
 
@@ -127,8 +127,8 @@ async def test_status_shows_the_leader_and_init_refuses(pair: Pair) -> None:
     assert by_url[standby.url]["role"] == "standby"
     assert by_url[active.url]["role"] == "active"
     assert by_url[active.url]["epoch"] == by_url[standby.url]["active"]["epoch"]
-    said = await command("init", "--store", active.store, "--force", "--yes", expect=1)
-    assert f"at {active.url} leads" in said
+    answer = await command("init", "--store", active.store, "--force", "--yes", expect=1)
+    assert f"at {active.url} leads" in answer
     active.kill()
     standby.kill()
     assert "unreachable" in await command("status", "--url", standby.url, expect=3)

@@ -419,8 +419,8 @@ def test_a_broadcast_creates_no_group(daemon: Daemon) -> None:
         for element in (peer, other):
             ((_, item),) = element.deliveries(1)
             assert (item[0], item[1], item[4]) == (task_id, 1, {"key": "k"})
-        found = peer.topic("t")
-        assert (found["broadcasters"], found["ready"], found["groups"]) == (2, 1, {})
+        result = peer.topic("t")
+        assert (result["broadcasters"], result["ready"], result["groups"]) == (2, 1, {})
     daemon.restart()
     with Peer(daemon.port) as peer:
         peer.sub(0, "t", "g")

@@ -55,8 +55,8 @@ class Whole:
 
     def metric(self, name: str) -> dict[str, float]:
         """The values of a metric of shards, by shard."""
-        found = families(self.get("/metrics").body.decode())
-        samples = [sample for metric in found for sample in metric.samples if sample.name == name]
+        result = families(self.get("/metrics").body.decode())
+        samples = [sample for metric in result for sample in metric.samples if sample.name == name]
         return {sample.labels["shard"]: sample.value for sample in samples}
 
     def state(self, shard: int) -> str:
@@ -95,8 +95,8 @@ def test_health_and_readiness_cover_all_shards(running: Whole) -> None:
 
 def test_shards_are_listed_with_their_addresses(running: Whole) -> None:
     shards = running.heard("/v1/shards").json["shards"]
-    said = [{name: shard[name] for name in ("url", "http", "pid")} for shard in shards]
-    assert said == running.ready["shards"]
+    texts = [{name: shard[name] for name in ("url", "http", "pid")} for shard in shards]
+    assert texts == running.ready["shards"]
     assert [(entry["shard"], entry["state"], entry["restarts"]) for entry in shards] == [
         (0, "ready", 0),
         (1, "ready", 0),
@@ -124,16 +124,16 @@ def test_unknown_paths_and_hosts_are_refused(running: Whole) -> None:
 def test_metrics_of_all_shards_are_one_valid_text(running: Whole) -> None:
     answer = running.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-    found = {metric.name: metric for metric in families(answer.body.decode())}
+    by_name = {metric.name: metric for metric in families(answer.body.decode())}
     of_door = {name.removesuffix("_total") for name, _, _ in catalogue.CONNECTION_METRICS}
-    for metric in found.values():
+    for metric in by_name.values():
         also = {"http"} if metric.name in of_door else set()
         assert {sample.labels["shard"] for sample in metric.samples} <= {"0", "1"} | also
         assert also <= {sample.labels["shard"] for sample in metric.samples}, metric.name
     for shard in running.ready["shards"]:
         for own in families(running.get("/metrics", shard["http"]).body.decode()):
-            assert found[own.name].documentation == own.documentation
-            assert found[own.name].type == own.type
+            assert by_name[own.name].documentation == own.documentation
+            assert by_name[own.name].type == own.type
     heads = re.findall(r"^# (?:HELP|TYPE) \S+", answer.body.decode(), re.MULTILINE)
     assert len(heads) == len(set(heads))
     assert running.metric("tickwheel_serving") == {"0": 1, "1": 1}
@@ -156,11 +156,11 @@ def test_openmetrics_cover_all_shards(running: Whole) -> None:
     kind = "application/openmetrics-text; version=1.0.0"
     answer = running.get("/metrics", Accept=kind)
     assert answer.headers["content-type"].startswith(kind)
-    found = {metric.name: metric for metric in open_families(answer.body.decode())}
-    assert [sample.name for sample in found["tickwheel_shard_restarts"].samples] == [
+    by_name = {metric.name: metric for metric in open_families(answer.body.decode())}
+    assert [sample.name for sample in by_name["tickwheel_shard_restarts"].samples] == [
         "tickwheel_shard_restarts_total"
     ] * 2
-    labels = [sample.labels for sample in found["tickwheel_leader"].samples]
+    labels = [sample.labels for sample in by_name["tickwheel_leader"].samples]
     assert labels == [{"shard": "0"}, {"shard": "1"}]
 
 
@@ -215,9 +215,9 @@ def test_a_frozen_shard_delays_answers_by_a_bounded_time(
         answer = whole.get("/readyz")
         assert READY_S <= time.monotonic() - began_s < LONG_S
         assert answer.status == 503
-        said = f"shard 1: silent (no answer within {READY_S:g} s)"
-        assert said in answer.json["reason"]
-        until(lambda: whole.get("/readyz").json["reason"] == said)
+        text = f"shard 1: silent (no answer within {READY_S:g} s)"
+        assert text in answer.json["reason"]
+        until(lambda: whole.get("/readyz").json["reason"] == text)
         began_s = time.monotonic()
         assert whole.metric("tickwheel_shard_up")["1"] == 0
         assert METRICS_S <= time.monotonic() - began_s < LONG_S
@@ -283,8 +283,8 @@ def test_tokens_and_tls_are_those_of_the_daemons(
         refused = whole.get("/v1/shards", **headers)
         assert (refused.status, refused.json["code"]) == (401, "unauthorized")
         assert refused.headers["www-authenticate"] == 'Bearer realm="tickwheel"'
-    found = whole.heard("/v1/shards", Authorization=shown)
+    result = whole.heard("/v1/shards", Authorization=shown)
     if is_required:
-        assert "certificate is required" in found.json["detail"]
+        assert "certificate is required" in result.json["detail"]
     else:
-        assert [shard["state"] for shard in found.json["shards"]] == ["ready", "ready"]
+        assert [shard["state"] for shard in result.json["shards"]] == ["ready", "ready"]

@@ -90,9 +90,9 @@ def test_responses_match_the_openapi_document(
         env=os.environ | HOOKS | env,
     )  # fmt: skip
     # What it tries may have megabytes.
-    said = [line[:SHOWN_MAX] for line in (done.stdout + done.stderr).splitlines()]
+    texts = [line[:SHOWN_MAX] for line in (done.stdout + done.stderr).splitlines()]
     assert daemon.alive, daemon.log_text()
-    assert done.returncode == 0, "\n".join(said)
+    assert done.returncode == 0, "\n".join(texts)
     assert "internal_error" not in daemon.log_text(), daemon.log_text()
     assert "Traceback" not in daemon.log_text(), daemon.log_text()
 

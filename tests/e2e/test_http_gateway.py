@@ -47,8 +47,8 @@ class Machine:
         return ask(self.url, method, path, body, **headers)
 
     def pids(self) -> list[int]:
-        said = json.loads((self.parent.folder / "ready.json").read_text())
-        return [shard["pid"] for shard in said["shards"]]
+        answer = json.loads((self.parent.folder / "ready.json").read_text())
+        return [shard["pid"] for shard in answer["shards"]]
 
 
 def shard_of(task_id: str) -> int:
@@ -140,8 +140,8 @@ def test_all_shards_are_restored_together(make_daemon: MakeDaemon, tmp_path: Pat
         path = f"/v1/restores/{made.json['id']}"
 
         def over() -> Any:
-            found = machine.ask("GET", path).json
-            return found if found["state"] != "running" else None
+            result = machine.ask("GET", path).json
+            return result if result["state"] != "running" else None
 
         return until(over)
 
@@ -149,10 +149,10 @@ def test_all_shards_are_restored_together(make_daemon: MakeDaemon, tmp_path: Pat
     assert machine.ask("POST", "/v1/backups", {"name": "a.db"}).status == 201
     since = fill("since")
     assert machine.ask("DELETE", f"/v1/tasks/{before[2]}").status == 200
-    found = ended(into="new.db")
-    assert (found["state"], found["error"]) == ("done", None), found
-    assert found["report"]["restored"] == 5
-    assert [entry["report"]["restored"] for entry in found["shards"]] == [2, 2, 1]
+    result = ended(into="new.db")
+    assert (result["state"], result["error"]) == ("done", None), result
+    assert result["report"]["restored"] == 5
+    assert [entry["report"]["restored"] for entry in result["shards"]] == [2, 2, 1]
     files = [folder / f"shard-{n}" / f"new-shard-{n}.db" for n in range(COUNT)]
     assert all(file.is_file() for file in files)
     one = ended(into="one.db", ids=[since[1]])
@@ -262,11 +262,11 @@ async def test_a_callback_reaches_a_moved_shard(server: RedisServer, tmp_path: P
                 assert all(url.startswith(nodes["b"].http + "/") for url in urls), urls
                 await client.move_shard(shard, "a")
                 await asyncio.to_thread(until, lambda: nodes.leaders("a")[shard] == "a")
-                said = [{}, {"result": "reject", "reason": "no"}]
-                for url, one, state in zip(urls, said, ("acked", "dead"), strict=True):
+                texts = [{}, {"result": "reject", "reason": "no"}]
+                for url, one, state in zip(urls, texts, ("acked", "dead"), strict=True):
                     assert (await asyncio.to_thread(ask, url + "x", "POST", "", one)).status == 404
-                    found = await asyncio.to_thread(ask, url, "POST", "", one)
-                    assert (found.status, found.json["result"]) == (200, state), found.body
+                    result = await asyncio.to_thread(ask, url, "POST", "", one)
+                    assert (result.status, result.json["result"]) == (200, state), result.body
                 states = {(await client.lookup(task.id)).state for task in sent}
                 assert states == {"acked", "dead"}
         finally:

@@ -172,9 +172,9 @@ def test_bombs_end_in_an_error_of_the_client(make_daemon: Callable[..., Daemon])
     for bomb, code in bombs.items():
         with connect(daemon) as one:
             one.sendall(bomb)
-            said = answer(one)
-            assert said.startswith(b"HTTP/1.1 " + code), (bomb[:80], said)
-            assert b"application/problem+json" in said
+            outcome = answer(one)
+            assert outcome.startswith(b"HTTP/1.1 " + code), (bomb[:80], outcome)
+            assert b"application/problem+json" in outcome
     with connect(daemon) as one:
         one.sendall(
             b"GET /v1/stats HTTP/1.1\r\nHost: localhost\r\n"
@@ -218,8 +218,8 @@ def test_a_stopping_daemon_ends_streams_with_a_reason(make_daemon: Callable[...,
     )
     until(lambda: stats(daemon)["subscribers"] == 2, SOON_S)
     daemon.terminate()
-    said = b"".join(iter(lambda: stream.recv(65_536), b""))
-    assert b'"code":"draining"' in said and said.endswith(b"0\r\n\r\n")
+    text = b"".join(iter(lambda: stream.recv(65_536), b""))
+    assert b'"code":"draining"' in text and text.endswith(b"0\r\n\r\n")
     assert b'"code":"draining"' in answer(waiting)
     stream.close()
     waiting.close()
@@ -229,8 +229,8 @@ def test_a_stopping_daemon_ends_streams_with_a_reason(make_daemon: Callable[...,
 def stats(daemon: Daemon) -> dict[str, Any]:
     """By TCP: HTTP may be full."""
     with Raw(daemon.port) as raw:
-        found: dict[str, Any] = raw.call(FrameType.STATS)[2]
-        return found
+        result: dict[str, Any] = raw.call(FrameType.STATS)[2]
+        return result
 
 
 @pytest.mark.slow  # ten thousand sockets; the quick ones above show each rule alone
@@ -242,13 +242,13 @@ def test_ten_thousand_slow_connections_do_not_stop_the_others(
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, count + 1_000), hard))
     daemon = make_daemon(http=True, http_idle_timeout_s=60, http_body_timeout_s=60).start()
     head = b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    said = (b"", b"GET /v1/st", head, head + b"Content-Length: 50\r\n\r\n{")
+    texts = (b"", b"GET /v1/st", head, head + b"Content-Length: 50\r\n\r\n{")
     slow: list[socket.socket] = []
     try:
         for number in range(count):
             slow.append(connect(daemon))
             with contextlib.suppress(ConnectionError):
-                slow[-1].sendall(said[number % len(said)])
+                slow[-1].sendall(texts[number % len(texts)])
             if number % 1_000 == 999:
                 began_s = time.monotonic()
                 assert [status(daemon, path) for path in ("/healthz", "/v1/stats")] == [200] * 2

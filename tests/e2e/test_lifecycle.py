@@ -128,12 +128,12 @@ def test_files_have_at_most_the_configured_mode(
 
 def modes_below(folder: Path) -> dict[str, tuple[bool, int]]:
     """Each path below a folder, whether it is a folder, and its mode."""
-    found = {}
+    result = {}
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):
-            said = path.lstat()
-            found[str(path)] = (path.is_dir(), said.st_mode & 0o777)
-    return found
+            answer = path.lstat()
+            result[str(path)] = (path.is_dir(), answer.st_mode & 0o777)
+    return result
 
 
 def test_health_and_readiness(daemon: Daemon) -> None:

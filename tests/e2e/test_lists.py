@@ -207,11 +207,11 @@ async def test_dead_letters_and_history_have_the_failure_trace(
     assert (where.strip() in cli.run("dead", "show", str(task.id)).stdout.decode()) == kept
     (told,) = json.loads(await asyncio.to_thread(ask, f"{daemon.http}/v1/dead-letters"))["dead"]
     assert (told["reason"], where in told["failures"][-1]["trace"]) == (letter.reason, kept)
-    found: list[Any] = []
-    while not found or found[0]["state"] != "dead":  # it is on its way to the files
-        said = await asyncio.to_thread(ask, f"{daemon.http}/v1/history/tasks?topic=t")
-        found = json.loads(said)["tasks"]
-    assert (found[0]["id"], found[0]["reason"]) == (str(task.id), letter.reason)
+    tasks: list[Any] = []
+    while not tasks or tasks[0]["state"] != "dead":  # it is on its way to the files
+        answer = await asyncio.to_thread(ask, f"{daemon.http}/v1/history/tasks?topic=t")
+        tasks = json.loads(answer)["tasks"]
+    assert (tasks[0]["id"], tasks[0]["reason"]) == (str(task.id), letter.reason)
     daemon.terminate()
     (died,) = cli.json("history", "--dir", str(history), "--event", "dead")
     assert (died["reason"], where in died.get("trace", "")) == (letter.reason, kept)

@@ -74,10 +74,10 @@ def test_two_nodes_divide_the_shards(pair: Nodes) -> None:
         assert shard["address"] == urls[shard["shard"]]
         assert (shard["wanted"], shard["placed"]) == (shard["node"], None)
     with pair["a"].front() as raw:
-        said = raw.hello_answer
-        assert (said["role"], said["shards"]) == ("standby", urls)
-        assert said["active"] in urls
-        assert said["active"].startswith(f"tcp://127.0.0.1:{pair['a'].first_port}"[:-2])
+        hello_answer = raw.hello_answer
+        assert (hello_answer["role"], hello_answer["shards"]) == ("standby", urls)
+        assert hello_answer["active"] in urls
+        assert hello_answer["active"].startswith(f"tcp://127.0.0.1:{pair['a'].first_port}"[:-2])
         assert raw.call(T.ENQUEUE, 1, [("t", b"x", 0)])[2] == "not_active"
         assert raw.call(T.STATUS)[2]["role"] == "standby"
 
@@ -90,9 +90,13 @@ def test_hello_names_the_daemon_of_a_shard(pair: Nodes) -> None:
             with node.front(shard=shard) as raw:
                 assert (raw.hello_answer["role"], raw.hello_answer["active"]) == ("standby", url)
         with pair[str(name)].raw(shard, shard=shard) as raw:
-            said = raw.hello_answer
-            assert (said["role"], said["shard"], said["active"]) == ("active", shard, None)
-            assert said["route_version"] >= SHARDS
+            hello_answer = raw.hello_answer
+            assert (hello_answer["role"], hello_answer["shard"], hello_answer["active"]) == (
+                "active",
+                shard,
+                None,
+            )
+            assert hello_answer["route_version"] >= SHARDS
     here, there = 0, next(shard for shard, name in led_by.items() if name != led_by[0])
     with pair[str(led_by[here])].raw(here, shard=there) as raw:
         assert raw.hello_answer["active"] == pair[str(led_by[there])].url_of(there)
@@ -106,8 +110,8 @@ def test_a_client_with_one_address_finds_all_shards(pair: Nodes) -> None:
         async with Client(f"tcp://127.0.0.1:{pair['b'].first_port}") as client:
             ids = [await client.enqueue("t", b"x", delay=3600) for _ in range(4 * SHARDS)]
             assert {task.id % 1024 for task in ids} == set(range(SHARDS))
-            found = await client.nodes()
-            assert sorted(found.raw["nodes"][0]) == sorted(found.raw["nodes"][1])
+            result = await client.nodes()
+            assert sorted(result.raw["nodes"][0]) == sorted(result.raw["nodes"][1])
 
     asyncio.run(go())
 
@@ -119,8 +123,8 @@ def test_a_groups_rate_covers_all_shards(pair: Nodes) -> None:
             for _ in range(3 * SHARDS):
                 await client.enqueue("t", b"x")
             async with client.subscribe("t", group="g") as deliveries:
-                found = [await soon(anext(deliveries)) for _ in range(SHARDS)]
-                assert {task.id % 1024 for task in found} == set(range(SHARDS))
+                results = [await soon(anext(deliveries)) for _ in range(SHARDS)]
+                assert {task.id % 1024 for task in results} == set(range(SHARDS))
                 with pytest.raises(TimeoutError):
                     # real time: nothing more may come
                     await asyncio.wait_for(anext(deliveries), 0.5)
@@ -200,8 +204,8 @@ def test_a_duplicate_node_address_is_logged(server: RedisServer, tmp_path: Path)
     with Nodes(tmp_path, server.url(), 1, "a", leader_ttl_s=TTL_S) as nodes:
         taken = f"tcp://127.0.0.1:{nodes['a'].first_port}"
         with Nodes(tmp_path, server.url(), 1, "b", leader_ttl_s=TTL_S, advertise=taken) as others:
-            said = f"node b also has the address {taken}"
-            until(lambda: said in nodes.log() and "same_node_address" in nodes.log(), 60, nodes.log)
+            text = f"node b also has the address {taken}"
+            until(lambda: text in nodes.log() and "same_node_address" in nodes.log(), 60, nodes.log)
             until(lambda: "detail='node a also has" in others.log(), 60, others.log)
 
 
@@ -213,8 +217,8 @@ def test_an_operator_moves_a_shard_and_back(pair: Nodes) -> None:
         goodbye = raw.next()
         assert (goodbye[:2], goodbye[3:]) == ((T.GOODBYE, "draining"), (pair["b"].url_of(shard),))
     until(lambda: pair.leaders("b")[shard] == "b", 60, pair.log)
-    said = pair["b"].nodes()["shards"][shard]
-    assert (said["placed"], said["wanted"], said["epoch"]) == ("b", "b", 2)
+    answer = pair["b"].nodes()["shards"][shard]
+    assert (answer["placed"], answer["wanted"], answer["epoch"]) == ("b", "b", 2)
     with pair["b"].raw(shard) as raw:
         assert raw.call(T.SHARD_MOVE, shard, None)[2] == {"shard": shard, "node": None}
     until(lambda: pair.leaders("a") == before, 60, pair.log)
@@ -368,12 +372,12 @@ def answers(node: Node) -> bool:
 
 
 def pids_of_shards(node: Node, led_by: dict[int, str | None]) -> list[int]:
-    found = []
+    results = []
     for shard, name in led_by.items():
         if name == node.name:
             with node.raw(shard) as raw:
-                found.append(raw.call(T.STATUS)[2]["pid"])
-    return found
+                results.append(raw.call(T.STATUS)[2]["pid"])
+    return results
 
 
 def test_a_daemon_that_dies_is_started_again_where_it_was(pair: Nodes) -> None:
@@ -459,6 +463,6 @@ def test_a_node_on_an_emptied_store_ends_with_one_line_per_shard(
         before = len(node.log_text())
         node.spawn()
         assert node.wait() != 0
-        said = node.log_text()[before:]
-        assert "is empty, but its history" in said and "tickwheel restore" in said
-        assert "Traceback" not in said
+        answer = node.log_text()[before:]
+        assert "is empty, but its history" in answer and "tickwheel restore" in answer
+        assert "Traceback" not in answer

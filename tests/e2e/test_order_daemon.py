@@ -62,8 +62,8 @@ async def test_paused_keys_outlast_kills(killed: Daemon) -> None:
         await client.enqueue("t", b"before", order_key="a")
         paused = await client.paused_keys("t", "g")
         await killed.arestart()
-        found = await client.paused_keys("t", "g")
-        assert [(item.kind, item.value, item.since, item.by) for item in found] == [
+        result = await client.paused_keys("t", "g")
+        assert [(item.kind, item.value, item.since, item.by) for item in result] == [
             (item.kind, item.value, item.since, item.by) for item in paused
         ]
         again = await client.pause_key("t", "g", key="a")

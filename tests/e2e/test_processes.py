@@ -47,9 +47,9 @@ class Shards:
 
     def ready(self) -> list[dict[str, Any]]:
         """The shards as the ready file names them."""
-        said = json.loads((self.parent.folder / "ready.json").read_text())
-        shards: list[dict[str, Any]] = said["shards"]
-        assert said["pid"] == self.parent.pid
+        answer = json.loads((self.parent.folder / "ready.json").read_text())
+        shards: list[dict[str, Any]] = answer["shards"]
+        assert answer["pid"] == self.parent.pid
         return shards
 
     def pids(self) -> list[int]:
@@ -95,8 +95,11 @@ def test_hello_for_another_shard_names_its_address(
     shards: Shards,
 ) -> None:
     with Raw(shards.port, shard=1) as raw:
-        said = raw.hello_answer
-        assert (said["role"], said["active"]) == ("standby", f"tcp://127.0.0.1:{shards.port + 1}")
+        hello_answer = raw.hello_answer
+        assert (hello_answer["role"], hello_answer["active"]) == (
+            "standby",
+            f"tcp://127.0.0.1:{shards.port + 1}",
+        )
         assert raw.enqueue(("t", b"kept nowhere", DAY_MS))[2] == "not_active"
         assert raw.call(T.PING)[0] == T.OK
     with Raw(shards.port, shard=0) as raw:
@@ -113,8 +116,8 @@ def test_each_shard_serves_and_lists_all_shards(shards: Shards) -> None:
     route = tuple(f"tcp://127.0.0.1:{shards.port + shard}" for shard in range(SHARDS))
     with shards.raw(0) as first, shards.raw(1) as second:
         for shard, raw in enumerate((first, second)):
-            said = raw.hello_answer
-            assert (said["shard"], said["shards"]) == (shard, route)
+            hello_answer = raw.hello_answer
+            assert (hello_answer["shard"], hello_answer["shards"]) == (shard, route)
             raw.call(T.SUBSCRIBE, 1, "t", "g", 10, {})
             task = enqueued(raw, 0)
             assert task % ID_STEP == shard
@@ -262,8 +265,8 @@ def test_sigterm_drains_all(shards: Shards) -> None:
 
 
 def children_of(pid: int) -> set[int]:
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return set(map(int, found.split()))
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return set(map(int, text.split()))
 
 
 def handles(pid: int, number: int) -> bool:
@@ -318,9 +321,9 @@ def refusal(daemon: Daemon, code: int) -> str:
     before = len(daemon.log_text())
     with pytest.raises(DaemonFailed, match=rf"ended with {code} "):
         daemon.start()
-    said = daemon.log_text()[before:]
-    assert said.count("\n") == 1, said
-    return said
+    answer = daemon.log_text()[before:]
+    assert answer.count("\n") == 1, answer
+    return answer
 
 
 def test_another_number_of_shards_is_refused(
@@ -329,8 +332,8 @@ def test_another_number_of_shards_is_refused(
     shards.parent.terminate()
     for more, number in ((("--processes", "3"), 3), ((), 1)):
         other = make_daemon(store=shards.parent.store, args=more)
-        said = refusal(other, 1)
-        assert f"it has 2 shards (shards.json), but processes is {number}" in said
+        error = refusal(other, 1)
+        assert f"it has 2 shards (shards.json), but processes is {number}" in error
     auto = make_daemon(store=shards.parent.store, args=("--processes", "auto")).start()
     assert len(json.loads((auto.folder / "ready.json").read_text())["shards"]) == 2
 
@@ -338,8 +341,8 @@ def test_another_number_of_shards_is_refused(
 def test_a_missing_database_is_not_recreated(shards: Shards) -> None:
     shards.parent.terminate()
     (shards.folder / "shard-1.db").unlink()
-    said = refusal(shards.parent, 1)
-    assert f"{shards.folder}/shard-1.db is missing" in said
+    error = refusal(shards.parent, 1)
+    assert f"{shards.folder}/shard-1.db is missing" in error
     assert not (shards.folder / "shard-1.db").exists()
 
 
@@ -360,12 +363,12 @@ def test_a_shard_that_cannot_open_its_store_ends_the_whole(shards: Shards) -> No
     before = len(shards.log)
     with pytest.raises(DaemonFailed, match="ended with 1 "):
         shards.start()
-    said = shards.log[before:]
-    (own,) = [line for line in said.splitlines() if " failed " in line]
+    answer = shards.log[before:]
+    (own,) = [line for line in answer.splitlines() if " failed " in line]
     assert "database" in own
     assert own.endswith("shard=1")
-    assert "exit code 1 before it served; all processes are stopped" in said
-    assert "Traceback" not in said
+    assert "exit code 1 before it served; all processes are stopped" in answer
+    assert "Traceback" not in answer
     assert shards.are_free()
 
 

@@ -56,8 +56,8 @@ def test_everything_is_delivered_after_redis_came_back_empty(
         # And it is in Redis again: another daemon finds what is left.
         daemon.restart()
         with Raw(daemon.port) as other:
-            found = other.call(T.LOOKUP, list(far_ids))[2]
-            assert [row["body"] for row in found] == [body for _, body, _ in far]
+            result = other.call(T.LOOKUP, list(far_ids))[2]
+            assert [row["body"] for row in result] == [body for _, body, _ in far]
             assert other.call(T.STATS)[2]["scheduled"] == 400
     assert "Traceback" not in daemon.log_text()
 

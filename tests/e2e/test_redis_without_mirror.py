@@ -130,8 +130,8 @@ def test_a_takeover_reads_bodies_only_when_they_are_due_soon(
         until(lambda: _role(standby) == "active", PATIENCE_S)
         with Raw(standby.port) as raw:
             assert sorted(_pull(raw, 300)) == _bodies(*soon)
-            found = raw.call(T.LOOKUP, list(far_ids))[2]
-            assert [row["body"] for row in found] == [body for _, body, _ in far]
+            result = raw.call(T.LOOKUP, list(far_ids))[2]
+            assert [row["body"] for row in result] == [body for _, body, _ in far]
             assert raw.call(T.STATS)[2]["scheduled"] == 300
 
 

@@ -44,13 +44,13 @@ killed = killed_on(
 
 async def had(client: Client, topic: str, group: str, count: int) -> list[Delivery]:
     """Ack `count` deliveries and return them."""
-    found: list[Delivery] = []
-    while len(found) < count:
+    results: list[Delivery] = []
+    while len(results) < count:
         deliveries = await client.pull(topic, group=group, max=count, wait=10)
-        assert deliveries, f"{len(found)} of {count} came"
+        assert deliveries, f"{len(results)} of {count} came"
         await asyncio.gather(*(delivery.ack() for delivery in deliveries))
-        found += deliveries
-    return found
+        results += deliveries
+    return results
 
 
 async def finished(client: Client, topic: str, *groups: str, count: int = 3) -> list[int]:
@@ -110,10 +110,10 @@ async def ask(daemon: Daemon, method: str, path: str, body: object = None) -> di
         given = None if body is None else json.dumps(body)
         connection.request(method, path, given, {"Content-Type": "application/json"})
         answer = connection.getresponse()
-        found = json.loads(answer.read())
+        result = json.loads(answer.read())
         connection.close()
-        assert answer.status in (200, 201), found
-        return dict(found)
+        assert answer.status in (200, 201), result
+        return dict(result)
 
     return await asyncio.to_thread(call)
 

@@ -66,8 +66,8 @@ class Home:
         return reshard(self.folder, count, *more)
 
     def said(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.path / "shards.json").read_text())
-        return found
+        answer: dict[str, Any] = json.loads((self.path / "shards.json").read_text())
+        return answer
 
 
 @asynccontextmanager
@@ -216,20 +216,20 @@ async def deliver_all(daemon: Daemon, ids: dict[str, list[int]], before: dict[st
             [item for item in scheduled if item not in (*ids["dead"], *ids["waiting"])]
         )
         assert {task.status for task in moved} == {"scheduled"}, moved[:3]
-        found: list[tuple[int, bytes, str | None]] = []
+        results: list[tuple[int, bytes, str | None]] = []
         wanted = set(before["listed"]) - set(ids["dead"]) - set(ids["waiting"])
 
         async def consume() -> None:
             async for delivery in client.subscribe("t", group="g"):
-                found.append((delivery.id, delivery.body, delivery.order_key))
+                results.append((delivery.id, delivery.body, delivery.order_key))
                 await delivery.ack()
 
         consuming = asyncio.ensure_future(consume())
-        await comes(lambda: len(found) >= len(wanted))
+        await comes(lambda: len(results) >= len(wanted))
         consuming.cancel()
-        assert sorted(row[0] for row in found) == sorted(wanted)
+        assert sorted(row[0] for row in results) == sorted(wanted)
         for key in ORDERED:
-            assert [body for _, body, of in found if of == key] == [
+            assert [body for _, body, of in results if of == key] == [
                 f"{n} {key}".encode() for n in range(3)
             ]
 
@@ -254,12 +254,12 @@ REQUESTS: dict[str, Any] = {
 
 async def put_all(daemon: Daemon, count: int) -> dict[str, Any]:
     url = daemon.http if count < 2 else daemon.http_all
-    found = {}
+    result = {}
     for name, body in REQUESTS.items():
         answer = await asyncio.to_thread(ask, url, "POST", "/v1/tasks", body, idempotency_key=name)
         assert answer.status == 201, answer.body
-        found[name] = answer.json
-    return found
+        result[name] = answer.json
+    return result
 
 
 async def put_part(daemon: Daemon, name: str, count: int) -> None:
@@ -377,14 +377,14 @@ async def test_a_resharded_shard_is_restored_from_later_history_only(
     history = str(tmp_path / "history")
     backups = tmp_path / "backups"
     backups.mkdir()
-    said: dict[str, Any] = {"history_dir": history, "history_bodies": "true"}
-    said["backup_dir"] = str(backups)
+    fields: dict[str, Any] = {"history_dir": history, "history_bodies": "true"}
+    fields["backup_dir"] = str(backups)
     keys = [f"k{n}" for n in range(20)]
-    async with stopping(home.serve(**said)) as daemon, Client(daemon.url) as client:
+    async with stopping(home.serve(**fields)) as daemon, Client(daemon.url) as client:
         await client.enqueue_many([Task("t", b"", delay=HOUR, key=key) for key in keys])
         await client.backup("before.db")
     home.to(2)
-    async with stopping(home.serve(**said)) as daemon, Client(daemon.url) as client:
+    async with stopping(home.serve(**fields)) as daemon, Client(daemon.url) as client:
         await client.backup("after.db")
         later = [f"later{n}" for n in range(20)]
         await client.enqueue_many([Task("t", b"", delay=HOUR, key=key) for key in later])
@@ -395,12 +395,12 @@ async def test_a_resharded_shard_is_restored_from_later_history_only(
         database.unlink()
         CLI.run("restore", "--into", f"sqlite:///{database}", "--history", history, *source)
         with pytest.raises(DaemonFailed, match=f"shard-{shard}.db belongs to another layout"):
-            home.serve(**said)
+            home.serve(**fields)
         database.unlink()
         backup = str(backups / f"shard-{shard}" / f"after-shard-{shard}.db")
         CLI.run(
             "restore", "--into", f"sqlite:///{database}", "--history", history, "--from", backup
         )
-    async with stopping(home.serve(**said)) as daemon, Client(daemon.url) as client:
+    async with stopping(home.serve(**fields)) as daemon, Client(daemon.url) as client:
         assert [task.id async for task in client.list_tasks()] == ids
         await check_places(2, client)

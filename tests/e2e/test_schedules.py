@@ -93,9 +93,9 @@ async def test_run_and_backfill_are_tasks_at_once(client: Client) -> None:
     one = await client.run_schedule(name)
     begin = datetime(2026, 1, 1, tzinfo=UTC)
     ids = await client.backfill_schedule(name, begin, begin + timedelta(hours=3))
-    found = {task.id: task async for task in client.list_tasks(topic=name)}
-    assert found.keys() == {one, *ids}
-    planned = [found[i].raw["properties"]["tickwheel.planned_ms"] for i in ids]
+    by_id = {task.id: task async for task in client.list_tasks(topic=name)}
+    assert by_id.keys() == {one, *ids}
+    planned = [by_id[i].raw["properties"]["tickwheel.planned_ms"] for i in ids]
     assert planned == [1_767_225_600_000 + n * 3_600_000 for n in range(3)]
     with pytest.raises(BadRequest, match="no occurrence is planned between"):
         await client.backfill_schedule(

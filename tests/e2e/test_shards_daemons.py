@@ -28,7 +28,7 @@ KILLS = 3
 def daemons(tmp_path: Path) -> Iterator[list[Daemon]]:
     urls = [f"tcp://127.0.0.1:{free_port()}" for _ in range(COUNT)]
     with ExitStack() as stack:
-        found = []
+        results = []
         for shard, url in enumerate(urls):
             daemon = Daemon(
                 tmp_path / str(shard),
@@ -38,8 +38,8 @@ def daemons(tmp_path: Path) -> Iterator[list[Daemon]]:
                 push_allow="127.0.0.0/8",
             )
             daemon._listen = url
-            found.append(stack.enter_context(daemon))
-        yield found
+            results.append(stack.enter_context(daemon))
+        yield results
 
 
 async def test_a_killed_shard_loses_no_task_and_keeps_the_order(
@@ -86,8 +86,8 @@ def test_programs_without_an_event_loop_have_all_shards(daemons: list[Daemon]) -
         made = client.enqueue_many([Task("t", b"", key=key) for key in keys])
         assert [task.id % 1024 for task in made] == [0, 1, 2]
         with client.subscribe("t") as deliveries:
-            found = [next(deliveries) for _ in keys]
-            assert [delivery.ack() for delivery in found] == ["acked"] * COUNT
+            results = [next(deliveries) for _ in keys]
+            assert [delivery.ack() for delivery in results] == ["acked"] * COUNT
         assert client.stats().acked == COUNT
         daemons[2].kill()
         with pytest.raises((errors.Unreachable, errors.SendTimeout)):

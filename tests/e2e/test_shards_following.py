@@ -27,14 +27,14 @@ def daemons(tmp_path: Path) -> Iterator[list[Daemon]]:
     (tmp_path / "shards").mkdir()
     folder = ShardFolder(f"{tmp_path}/shards/")
     with ExitStack() as stack:
-        found = []
+        results = []
         for shard, url in enumerate(urls):
             daemon = Daemon(
                 tmp_path / str(shard), store=folder.url(shard), shard=shard, route=",".join(urls)
             )
             daemon._listen = url
-            found.append(stack.enter_context(daemon))
-        yield found
+            results.append(stack.enter_context(daemon))
+        yield results
 
 
 async def test_a_returning_shard_follows_before_it_serves(

@@ -92,12 +92,12 @@ async def test_a_task_is_delivered_over_tls(running: Daemon, authority: Authorit
         bodies = [os.urandom(100_000) for _ in range(20)]
         for body in bodies:
             await producer.enqueue("t", body)
-        found = set()
-        while len(found) < len(bodies):
+        results = set()
+        while len(results) < len(bodies):
             delivery = await soon(anext(deliveries))
-            found.add(delivery.body)
+            results.add(delivery.body)
             await delivery.ack()
-        assert found == set(bodies)
+        assert results == set(bodies)
 
 
 def test_every_client_works_over_tls(
@@ -116,8 +116,8 @@ def test_every_client_works_over_tls(
     link = cli.run(*first, "console", "--no-browser").stdout.decode()
     assert link.startswith(f"{running.http}/console/#login=")
     console = ("console", "--no-browser", "--http", running.http)
-    said = cli.fails(1, "--token", "of-everything", *console)
-    assert "certificate is not trusted" in said
+    message = cli.fails(1, "--token", "of-everything", *console)
+    assert "certificate is not trusted" in message
     monkeypatch.setenv("TICKWHEEL_CA", str(authority.ca))
     monkeypatch.setenv("TICKWHEEL_TOKEN", "of-everything")
     cli.run("stats")
@@ -143,8 +143,8 @@ async def test_tls_mismatches_are_one_line_errors(
     with pytest.raises(errors.BadRequest, match="all addresses or none must use tls"):
         Client("tls://a,tcp://b")
     cli = Cli(running)
-    said = cli.fails(1, "stats")
-    assert said.startswith("tickwheel: tls_failed: ") and said.count("\n") == 1, said
+    message = cli.fails(1, "stats")
+    assert message.startswith("tickwheel: tls_failed: ") and message.count("\n") == 1, message
 
 
 def test_a_plain_request_at_an_https_port_is_refused(running: Daemon) -> None:
@@ -188,8 +188,8 @@ async def test_a_certificate_of_an_unknown_authority_is_refused(
     files = {"client_cert": str(shop.cert), "client_key": str(shop.key), "token": ""}
     with pytest.raises(errors.Unreachable, match="does the daemon accept the client"):
         await client(running, authority, **files, connect_timeout=3.0).connect()
-    said = "the client's certificate: unable to get local issuer"
-    await comes(lambda: said in running.log_text())
+    text = "the client's certificate: unable to get local issuer"
+    await comes(lambda: text in running.log_text())
 
 
 async def test_certificates_are_enough_where_they_are_required(
@@ -237,8 +237,8 @@ async def test_a_renewed_certificate_keeps_connections(
 def test_invalid_tls_files_stop_the_start(tmp_path: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(DaemonFailed) as raised:
         Daemon(tmp_path, **settings | {"tls_cert": "no/such.pem"}).start()
-    said = str(raised.value)
-    assert "tls_cert no/such.pem: No such file" in said and "Traceback" not in said
+    answer = str(raised.value)
+    assert "tls_cert no/such.pem: No such file" in answer and "Traceback" not in answer
 
 
 # --- peers that do not finish --------------------------------------------------------------------

@@ -51,12 +51,12 @@ def table() -> dict[frozenset[str], str]:
     ]
     heads = rows[0][1:]
     assert tuple(heads) == FEATURES
-    found: dict[frozenset[str], str] = {}
+    result: dict[frozenset[str], str] = {}
     for at, row in enumerate(rows[2:]):
         assert row[0] == heads[at] and len(row) == len(heads) + 1
         assert row[at + 1] == "-" and set(row[at + 2 :]) <= {""}
-        found |= {frozenset((row[0], head)): row[n] for n, head in enumerate(heads[:at], 1)}
-    return found
+        result |= {frozenset((row[0], head)): row[n] for n, head in enumerate(heads[:at], 1)}
+    return result
 
 
 TABLE = table()
@@ -170,14 +170,14 @@ class Cell:
         """Wait until deliverable tasks are ready and the others have ended."""
 
         async def states() -> dict[bytes, str]:
-            found = await self._client.lookup_many(list(self._ids.values()))
-            return dict(zip(self._ids, (task.state for task in found), strict=True))
+            result = await self._client.lookup_many(list(self._ids.values()))
+            return dict(zip(self._ids, (task.state for task in result), strict=True))
 
         ended = {b"us": "filtered", b"late": "expired"}
 
         async def are_due() -> bool:
-            found = await states()
-            return all(found[body] == ended.get(body, "ready") for body in found)
+            result = await states()
+            return all(result[body] == ended.get(body, "ready") for body in result)
 
         await comes(are_due)
 

@@ -24,9 +24,9 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("tokens") / "tokens.json"
-    create(found, "first", "all")
-    return found
+    result = tmp_path_factory.mktemp("tokens") / "tokens.json"
+    create(result, "first", "all")
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +98,8 @@ def test_the_command_line_names_the_right_that_is_missing(running: Daemon, path:
     token = made(cli, path, "producer", "--scope", "produce=orders.*")
     known(running, token).socket.close()
     cli.run("--token", token, "enqueue", "orders.eu", "x", "--delay", "1h")
-    said = cli.fails(1, "--token", token, "enqueue", "mails", "x")
-    assert said == (
+    message = cli.fails(1, "--token", token, "enqueue", "mails", "x")
+    assert message == (
         "tickwheel: forbidden: token producer may not do this: it needs the right produce for"
         " topic 'mails'\n"
     )
@@ -139,27 +139,27 @@ def test_secrets_appear_in_no_output(tmp_path: Path) -> None:
     nearly = token[:-3] + "xyz"
     with Daemon(tmp_path / "daemon", http=True, env=env, **settings) as daemon:
         command_line = Path(f"/proc/{daemon.pid}/cmdline").read_text()
-        said = []
+        texts = []
         for shown in (nearly, "the-one-passwords", token, "the-one-password"):
             raw = Raw(daemon.port, hello=False)
             with raw:
-                said.append(repr(raw.hello(token=shown)))
+                texts.append(repr(raw.hello(token=shown)))
                 if shown in (token, "the-one-password"):
-                    said.append(repr(raw.call(T.GROUP_CREATE, "t", "g", {})))
-                    said.append(repr(raw.call(T.STATUS)) + repr(raw.call(T.STATS)))
+                    texts.append(repr(raw.call(T.GROUP_CREATE, "t", "g", {})))
+                    texts.append(repr(raw.call(T.STATUS)) + repr(raw.call(T.STATS)))
             headers = {"Authorization": f"Bearer {shown}"}
             request = urllib.request.Request(f"{daemon.http}/v1/stats", headers=headers)  # noqa: S310
             try:
                 with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
-                    said.append(answer.read().decode())
+                    texts.append(answer.read().decode())
             except urllib.error.HTTPError as error:
-                said.append(error.read().decode())
+                texts.append(error.read().decode())
         with urllib.request.urlopen(f"{daemon.http}/metrics", timeout=30) as answer:  # noqa: S310
-            said.append(answer.read().decode())
+            texts.append(answer.read().decode())
         assert daemon.terminate() == 0
         files = [file for file in daemon.folder.rglob("*") if file.is_file()]
         data = b"".join(file.read_bytes() for file in (*files, path, audit))
-        data += "".join((command_line, daemon.log_text(), *said)).encode()
+        data += "".join((command_line, daemon.log_text(), *texts)).encode()
     assert b"token somebody" in data and b"create_group" in data
     for secret in (nearly, token, "the-one-password"):
         assert secret.split("_", 2)[-1].encode() not in data

@@ -57,13 +57,13 @@ async def test_a_trace_is_delivered_with_each_attempt_over_kills(killed: Daemon)
 
 async def had(client: Client, attempt: int) -> list[Delivery]:
     """The delivery of each task, of this attempt and with its trace."""
-    found: dict[bytes, Delivery] = {}
-    while found.keys() != BODIES.keys():
+    result: dict[bytes, Delivery] = {}
+    while result.keys() != BODIES.keys():
         for delivery in await client.pull("t", group="g", max=9, wait=10, lease=60):
-            assert (delivery.attempt, delivery.body in found) == (attempt, False)
-            found[delivery.body] = delivery
-    assert {body: delivery.trace for body, delivery in found.items()} == BODIES
-    return list(found.values())
+            assert (delivery.attempt, delivery.body in result) == (attempt, False)
+            result[delivery.body] = delivery
+    assert {body: delivery.trace for body, delivery in result.items()} == BODIES
+    return list(result.values())
 
 
 async def test_handlers_and_the_synchronous_client_get_the_trace(
@@ -76,10 +76,10 @@ async def test_handlers_and_the_synchronous_client_get_the_trace(
         with sync.Client(daemon.url) as client:
             client.enqueue("u", b"", trace=OTHER)
             client.enqueue("u", b"")
-            found = []
-            while len(found) < 2:
-                found += [item.trace for item in client.pull("u", group="g", max=9, wait=10)]
-            return found
+            results = []
+            while len(results) < 2:
+                results += [item.trace for item in client.pull("u", group="g", max=9, wait=10)]
+            return results
 
     seen: asyncio.Queue[str | None] = asyncio.Queue()
     async with Client(daemon.url) as client:

@@ -48,8 +48,8 @@ def ids(span: ReadableSpan) -> tuple[str, str]:
 
 
 def linked(span: ReadableSpan) -> list[tuple[str, str]]:
-    found = [link.context for link in span.links]
-    return [(f"{item.trace_id:032x}", f"{item.span_id:016x}") for item in found]
+    contexts = [link.context for link in span.links]
+    return [(f"{item.trace_id:032x}", f"{item.span_id:016x}") for item in contexts]
 
 
 async def test_a_trace_spans_a_kill_and_two_attempts(
@@ -107,12 +107,11 @@ def says(daemon: Daemon, commit: Span, first: Span) -> None:
     }
     assert commit.took_ms >= 0
     assert commit.resource["service.name"] == "tickwheel"
-    said = first.attributes
-    assert first.took_ms == pytest.approx(said["tickwheel.lateness_s"] * 1000, abs=1)
-    assert (said["messaging.destination.name"], said["messaging.consumer.group.name"]) == (
-        "orders.close", "shop",
-    )  # fmt: skip
-    assert (said["tickwheel.key"], said["tickwheel.wait_s"]) == ("order-42", 0.1)
+    attributes = first.attributes
+    assert first.took_ms == pytest.approx(attributes["tickwheel.lateness_s"] * 1000, abs=1)
+    assert attributes["messaging.destination.name"] == "orders.close"
+    assert attributes["messaging.consumer.group.name"] == "shop"
+    assert (attributes["tickwheel.key"], attributes["tickwheel.wait_s"]) == ("order-42", 0.1)
 
 
 async def work(worker: Worker) -> None:
@@ -220,8 +219,8 @@ def of_billing(receiver: OtlpReceiver, name: str, value: int) -> object:
     if answer is None:
         return None
     for point in answer.sum.data_points:
-        said = {attribute.key: attribute.value.string_value for attribute in point.attributes}
-        if said == {"topic": "orders", "group": "billing"} and point.as_int == value:
+        by_key = {attribute.key: attribute.value.string_value for attribute in point.attributes}
+        if by_key == {"topic": "orders", "group": "billing"} and point.as_int == value:
             return answer
     return None
 

@@ -39,11 +39,11 @@ class FullPipe:
 
     def text(self) -> str:
         """Return the content of the pipe, for the message of a failed test. Makes room in it."""
-        found = b""
+        result = b""
         with contextlib.suppress(BlockingIOError):
             while some := os.read(self.fd, 1 << 16):
-                found += some
-        return found.decode(errors="replace").lstrip("-")
+                result += some
+        return result.decode(errors="replace").lstrip("-")
 
 
 @contextlib.contextmanager

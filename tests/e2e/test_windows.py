@@ -36,9 +36,9 @@ async def test_chosen_due_times_survive_a_kill(killed: Daemon) -> None:
         assert min(dues.values()) > NINE_MS and max(dues.values()) <= NINE_MS + WITHIN_S * 1000
         load = await client.load(since=NINE, step=60, steps=11)
         await killed.arestart()
-        found = {task.id: task async for task in client.list_tasks() if task.body == b"x"}
-        assert {task_id: task.due_ms for task_id, task in found.items()} == dues
-        assert {(task.asked_ms, task.within_ms) for task in found.values()} == {
+        by_id = {task.id: task async for task in client.list_tasks() if task.body == b"x"}
+        assert {task_id: task.due_ms for task_id, task in by_id.items()} == dues
+        assert {(task.asked_ms, task.within_ms) for task in by_id.values()} == {
             (NINE_MS, WITHIN_S * 1000)
         }
         assert await client.load(since=NINE, step=60, steps=11) == load

@@ -36,12 +36,12 @@ async def look(client: Client, task_id: int, for_what: Callable[[TaskInfo], bool
     """The task, as soon as it is so."""
 
     async def look() -> TaskInfo | None:
-        found = await client.lookup(task_id)
-        return found if for_what(found) else None
+        tasks = await client.lookup(task_id)
+        return tasks if for_what(tasks) else None
 
-    found = await comes(look)
-    assert found is not None
-    return found
+    tasks = await comes(look)
+    assert tasks is not None
+    return tasks
 
 
 async def task_in(client: Client, task_id: int, state: str) -> TaskInfo:
@@ -126,8 +126,8 @@ async def test_the_groups_policy_is_the_handlers(client: Client, topic: str) -> 
 
     receipt = await client.enqueue(topic, b"x")
     async with Running(client, topic, handler, retry=Retry.none()):
-        found = await task_in(client, receipt.id, "dead")
-    assert found.groups["default"].attempt == 1
+        result = await task_in(client, receipt.id, "dead")
+    assert result.groups["default"].attempt == 1
 
 
 async def test_a_time_out_is_a_failed_attempt(client: Client, topic: str) -> None:
@@ -138,12 +138,12 @@ async def test_a_time_out_is_a_failed_attempt(client: Client, topic: str) -> Non
 
     receipt = await client.enqueue(topic, b"x")
     async with Running(client, topic, handler, timeout=0.2, retry=Retry.fixed(0.05, 100)):
-        found = await look(
+        result = await look(
             client,
             receipt.id,
             lambda task: "default" in task.groups and bool(task.groups["default"].failures),
         )
-        assert found.groups["default"].failures[0][2] == "timed out after 0.2 s"
+        assert result.groups["default"].failures[0][2] == "timed out after 0.2 s"
         seen.set()
         await task_in(client, receipt.id, "acked")
 

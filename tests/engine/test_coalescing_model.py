@@ -69,8 +69,8 @@ class Change:
 def chosen_ms(former_ms: int, new_ms: int, by: Coalescing, enqueued_ms: int, now_ms: int) -> int:
     if by.replaces == "body":
         return max(now_ms, former_ms)
-    found = {"new": new_ms, "later": max(former_ms, new_ms), "earlier": min(former_ms, new_ms)}
-    limits = [found[by.due]]
+    result = {"new": new_ms, "later": max(former_ms, new_ms), "earlier": min(former_ms, new_ms)}
+    limits = [result[by.due]]
     if by.max_wait_ms is not None:
         limits.append(enqueued_ms + by.max_wait_ms)
     return max(now_ms, min(limits))
@@ -127,13 +127,13 @@ class CoalescingMachine(RuleBasedStateMachine):
 
     def current(self) -> dict[int, State]:
         """Return the state after everything so far is durable."""
-        found = dict(self.durable)
+        durable = dict(self.durable)
         for change in self.log:
             if change.state is None:
-                found.pop(change.id, None)
+                durable.pop(change.id, None)
             else:
-                found[change.id] = change.state
-        return found
+                durable[change.id] = change.state
+        return durable
 
     def everything(self) -> dict[int, TaskSnapshot]:
         return self.rig.known(sorted(self.rig.rows.tasks))
@@ -259,7 +259,7 @@ class CoalescingMachine(RuleBasedStateMachine):
         now_ms, accepted = self.rig.now_ms, answer.is_certain
         states = self.current()
         own: dict[tuple[str, str], int] = {}
-        said: list[tuple[int, int]] = []
+        texts: list[tuple[int, int]] = []
         """(index, whose id it should be answered with)"""
         instead: dict[int, int] = {}
         """Tasks that were cancelled for a new one."""
@@ -269,7 +269,7 @@ class CoalescingMachine(RuleBasedStateMachine):
             named = task[0], str(task[3] and task[3].key)
             number, task_id, due_ms = answer.merged[n]
             what = Merging(number)
-            found = before.get(n)
+            value = before.get(n)
             rows = self.rig.core.open.effects.enqueued
             hit = own.get(named)
             if hit is None and by is not None:
@@ -277,7 +277,7 @@ class CoalescingMachine(RuleBasedStateMachine):
                 if hit is None:
                     on_its_way = self.staged_in(self.rig.core.sealed).get(named)
                     assert self.staged_within(on_its_way, by) is None, "it may be refused"
-                    hit = found.row.id if found is not None else None
+                    hit = value.row.id if value is not None else None
             if by is None or hit is None:
                 assert what is Merging.STORED, (what, by)
                 assert task_id in rows and task_id not in states
@@ -286,7 +286,7 @@ class CoalescingMachine(RuleBasedStateMachine):
             elif by.action != "replace":
                 wanted = Merging.KEPT if by.action == "keep" else Merging.REJECTED
                 assert what is wanted, (what, by)
-                said.append((n, hit))
+                texts.append((n, hit))
             else:
                 assert what is Merging.REPLACED, (what, by)
                 body, former_ms = states[hit]
@@ -299,7 +299,7 @@ class CoalescingMachine(RuleBasedStateMachine):
                     loose.add(task_id)
                     assert due_ms >= now_ms
                     continue
-                said.append((n, hit))
+                texts.append((n, hit))
                 if had.get(hit) and hit not in own.values():
                     loose.add(hit)
                     continue
@@ -308,7 +308,7 @@ class CoalescingMachine(RuleBasedStateMachine):
                     body if by.replaces == "due" else task[2],
                     chosen_ms(former_ms, task[1], by, first_ms, now_ms),
                 )
-        for n, task_id in said:
+        for n, task_id in texts:
             assert answer.merged[n][1] == instead.get(task_id, task_id), "whose id it is"
         for _, task_id, due_ms in answer.merged:
             if task_id not in states:

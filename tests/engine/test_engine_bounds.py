@@ -124,8 +124,8 @@ def test_a_frame_ends_at_its_limit_of_bytes(over: int) -> None:
         with_property(rig, 50)
     rig.commit()
     rig.fire()
-    found = [len(d.items) for call in frames(rig) for d in call]
-    assert found == ([1, 1, 1, 1] if over else [2, 2])
+    results = [len(d.items) for call in frames(rig) for d in call]
+    assert results == ([1, 1, 1, 1] if over else [2, 2])
     recount(rig)
 
 

@@ -170,15 +170,15 @@ def test_a_restart_of_the_daemon_counts_no_deaths(clean: bool) -> None:
         rig.crash()
     recount(rig)
     rig.after(LEASE_MS).subscribe()
-    found = {got.id: got for got in handed_out(rig)}
-    found |= {got.id: got for got in after(rig, 1)}
+    by_id = {got.id: got for got in handed_out(rig)}
+    by_id |= {got.id: got for got in after(rig, 1)}
     assert rig.core.totals.deaths == 0
-    assert {got.deaths for i, got in found.items() if i != task_id} == {0}
-    for got in list(found.values()):
+    assert {got.deaths for i, got in by_id.items() if i != task_id} == {0}
+    for got in list(by_id.values()):
         rig.ack(got)
     for got in handed_out(rig):
-        found[got.id] = got
-    assert found[task_id].deaths == 1, "what was counted before is kept"
+        by_id[got.id] = got
+    assert by_id[task_id].deaths == 1, "what was counted before is kept"
 
 
 # --- alone ----------------------------------------------------------------------------------
@@ -192,8 +192,8 @@ def test_prefetched_tasks_of_a_dead_consumer_are_redelivered(rig: Rig) -> None:
     assert len(handed_out(rig)) == 50
     kill(rig, consumer)
     rig.subscribe()
-    found = after(rig, 1_000)
-    assert {got.id for got in found} == ids and {got.deaths for got in found} == {1}
+    result = after(rig, 1_000)
+    assert {got.id for got in result} == ids and {got.deaths for got in result} == {1}
 
 
 def test_a_poison_task_does_not_bury_its_neighbours(rig: Rig) -> None:
@@ -203,12 +203,12 @@ def test_a_poison_task_does_not_bury_its_neighbours(rig: Rig) -> None:
         if (poison, "default") in rig.rows.dead and acked == {*innocent}:
             break
         consumer = rig.subscribe(prefetch=8)
-        found = after(rig, 4_000)
-        if poison in {got.id for got in found}:
-            assert got_alone(found) or max(got.deaths for got in found) < 2
+        result = after(rig, 4_000)
+        if poison in {got.id for got in result}:
+            assert got_alone(result) or max(got.deaths for got in result) < 2
             kill(rig, consumer)
         else:
-            acked |= {got.id for got in found if rig.ack(got) == "acked"}
+            acked |= {got.id for got in result if rig.ack(got) == "acked"}
             rig.commit()
             rig.disconnect(consumer)
         rig.commit()

@@ -282,8 +282,8 @@ class EngineMachine(DeliveryRules):
 
     @property
     def closing(self) -> list[Group]:
-        found = self.rig.core.topics.values()
-        return [group for topic in found for group in topic.groups.values() if group.is_closed]
+        result = self.rig.core.topics.values()
+        return [group for topic in result for group in topic.groups.values() if group.is_closed]
 
     @precondition(lambda self: self.closing)
     @rule(pick=picks, limit=st.sampled_from([1, 2, 100]))

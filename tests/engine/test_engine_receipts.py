@@ -99,8 +99,8 @@ def again(rig: OrderRig) -> Got:
     for _ in range(10):
         rig.commit()
         rig.pass_time(500)
-        if found := rig.tick():
-            (got,) = found
+        if result := rig.tick():
+            (got,) = result
             return got
     raise AssertionError("it never comes")
 

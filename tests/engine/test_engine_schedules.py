@@ -441,10 +441,10 @@ def test_runs_max_limits_the_runs(rig: ScheduleRig) -> None:
 
 def test_jitter_is_bounded_and_the_same_after_a_restart() -> None:
     schedule = Schedule("s", "t", b"", None, None, "UTC", 10, 0, jitter_ms=500)
-    found = [jitter_of(schedule, n * 1_000) for n in range(1_000)]
-    assert found == [jitter_of(schedule, n * 1_000) for n in range(1_000)]
-    assert min(found) < 20 and 480 < max(found) <= 500
-    assert found != [jitter_of(schedule._replace(name="o"), n * 1_000) for n in range(1_000)]
+    results = [jitter_of(schedule, n * 1_000) for n in range(1_000)]
+    assert results == [jitter_of(schedule, n * 1_000) for n in range(1_000)]
+    assert min(results) < 20 and 480 < max(results) <= 500
+    assert results != [jitter_of(schedule._replace(name="o"), n * 1_000) for n in range(1_000)]
     rig = ScheduleRig()
     rig.put(jitter_ms=5_000)
     rig.settle()

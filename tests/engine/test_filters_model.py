@@ -93,8 +93,8 @@ class FilterMachine(RuleBasedStateMachine):
             listed = ", ".join(f"'{tag.strip()}'" for tag in tags.split("||"))
             parts.append(f"tag IN ({listed})")
         asked = " AND ".join(["id = ?", *parts])
-        found = self.database.execute(f"SELECT 1 FROM task WHERE {asked}", (task_id,))
-        return found.fetchone() is not None
+        rows = self.database.execute(f"SELECT 1 FROM task WHERE {asked}", (task_id,))
+        return rows.fetchone() is not None
 
     def decide(self, until_ms: int) -> None:
         """Decide the tasks due by then, if there is a group."""
@@ -215,8 +215,8 @@ class FilterMachine(RuleBasedStateMachine):
             task_id = ready[pick % len(ready)]
             known = self.tasks[task_id]
             if not known.done and rig.reschedule(task_id, delay_ms) == "scheduled":
-                found = rig.find(task_id)
-                if found is not None and rig.core.is_scheduled(found.row):
+                tasks = rig.find(task_id)
+                if tasks is not None and rig.core.is_scheduled(tasks.row):
                     # One that its only group would have left out may not have been judged yet.
                     known.owed, known.is_over = None, False
                     known.due_ms = rig.now_ms + delay_ms

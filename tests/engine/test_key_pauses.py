@@ -406,8 +406,8 @@ def test_order_lines_show_paused_keys() -> None:
         rig.put("k", tenant="b")
         rig.put(None, tenant="a")
     rig.tick()
-    found = rig.engine.key_control.longest_queues(rig.group(), 10)
-    assert [(item.kind, item.state, item.waiting) for item in found] == [
+    result = rig.engine.key_control.longest_queues(rig.group(), 10)
+    assert [(item.kind, item.state, item.waiting) for item in result] == [
         ("fair", "paused", 3),
         ("order", "paused", 2),
     ]

@@ -302,8 +302,10 @@ def test_every_millisecond_has_the_first_cause_that_covers_it(
             if (interval := holds.interval_of(what)) is not None and interval[0] <= ms < interval[1]
         ]
         slow[min(covering, key=list(Cause).index) if covering else Cause.LOOP_BUSY] += 1
-    found = shares(from_ms, until_ms, made)
-    assert {what: ms for what, ms in found.items() if ms} == {w: ms for w, ms in slow.items() if ms}
+    result = shares(from_ms, until_ms, made)
+    assert {what: ms for what, ms in result.items() if ms} == {
+        w: ms for w, ms in slow.items() if ms
+    }
 
 
 def test_returning_consumers_end_the_start_phase(rig: Rig) -> None:

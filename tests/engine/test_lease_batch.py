@@ -169,9 +169,9 @@ def test_a_lease_batch_is_made_of_usual_tasks(monkeypatch: pytest.MonkeyPatch) -
     made: list[int] = []
 
     def counted(*arguments: Any) -> Any:
-        found = lease_batch_of(*arguments)
-        made.append(0 if found is None else len(found.ids))
-        return found
+        result = lease_batch_of(*arguments)
+        made.append(0 if result is None else len(result.ids))
+        return result
 
     lease_batch_of = delivery.lease_batch_of
     monkeypatch.setattr(delivery, "lease_batch_of", counted)

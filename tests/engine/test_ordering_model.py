@@ -118,8 +118,10 @@ class OrderMachine(RuleBasedStateMachine):
         assert known is not None
         options, by = known.row.options, got.group.settings.shares.fair_by
         key = None if options is None else options.order_key
-        found: set[tuple[str, str | None, object]] = {(got.group.name, None, key)}
-        return found if by is None else found | {(got.group.name, by, shared_value(known.row, by))}
+        results: set[tuple[str, str | None, object]] = {(got.group.name, None, key)}
+        return (
+            results if by is None else results | {(got.group.name, by, shared_value(known.row, by))}
+        )
 
     def look_at(self, got: Got) -> None:
         group = got.group
@@ -291,14 +293,14 @@ class OrderMachine(RuleBasedStateMachine):
         if key[0] not in (None, group.settings.shares.fair_by):
             return  # it cannot be named
         wanted = PausedKey("t", name, *key, self.rig.now_ms, "ops")
-        found = self.rig.engine.key_control.pause(group, wanted)
-        assert (found is wanted) == ((name, *key) not in self.paused), "the first one counts"
+        result = self.rig.engine.key_control.pause(group, wanted)
+        assert (result is wanted) == ((name, *key) not in self.paused), "the first one counts"
         self.paused.add((name, *key))
 
     def resume_key(self, name: str, fair_by: str | None, value: str) -> None:
         group, known = self.rig.group(name=name), (name, fair_by, value) in self.paused
-        found = self.rig.engine.key_control.resume(group, fair_by, value, self.rig.now_ms)
-        assert (found is not None) == known
+        result = self.rig.engine.key_control.resume(group, fair_by, value, self.rig.now_ms)
+        assert (result is not None) == known
         self.paused.discard((name, fair_by, value))
 
     @precondition(lambda self: "b" in self.names)
@@ -375,10 +377,10 @@ class OrderMachine(RuleBasedStateMachine):
     @rule(pick=picks, prefetch=st.sampled_from([None, 1, 100]))
     def come_or_go(self, pick: int, prefetch: int | None) -> None:
         group = self.names[pick % len(self.names)]
-        found = list(self.rig.group(name=group).subscribers)
-        if prefetch is None and len(found) > 1:
-            self.rig.disconnect(found[pick % len(found)])
-        elif prefetch is not None and len(found) < 4:
+        subscribers = list(self.rig.group(name=group).subscribers)
+        if prefetch is None and len(subscribers) > 1:
+            self.rig.disconnect(subscribers[pick % len(subscribers)])
+        elif prefetch is not None and len(subscribers) < 4:
             self.rig.subscribe(group=group, prefetch=prefetch)
 
     @precondition(lambda self: self.rig.core.in_flight)

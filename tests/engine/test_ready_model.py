@@ -100,10 +100,10 @@ class Slow:
 
     def age(self) -> None:
         """Looking at the age throws stale heads away."""
-        found = self.group.oldest_since_ms()
-        assert (found is None) == (not self.since_ms)
-        if found is not None:
-            assert found <= self.now_ms
+        result = self.group.oldest_since_ms()
+        assert (result is None) == (not self.since_ms)
+        if result is not None:
+            assert result <= self.now_ms
 
     def check(self) -> None:
         group = self.group

@@ -34,14 +34,14 @@ QUARTERS, FIXED = "*/15 0-4,23 * * *", "10,40 0-4,23 * * *"
 
 def minutes(name: str, from_ms: int, until_ms: int) -> list[tuple[datetime, datetime, datetime]]:
     """(moment, wall clock, wall clock of the minute before), each after ``from_ms``."""
-    found = []
+    results = []
     at = datetime.fromtimestamp(from_ms // 60_000 * 60, UTC) + timedelta(minutes=1)
     before = wall_of(name, at - timedelta(minutes=1))
     while ms(at) <= until_ms:
         wall = wall_of(name, at)
-        found.append((at, wall, before))
+        results.append((at, wall, before))
         at, before = at + timedelta(minutes=1), wall
-    return found
+    return results
 
 
 def wall_of(name: str, at: datetime) -> datetime:
@@ -60,7 +60,7 @@ def quarters(name: str, from_ms: int, until_ms: int) -> list[int]:
 def fixed(name: str, from_ms: int, until_ms: int) -> list[int]:
     """Minute 10 and 40 of these hours, the first time that the wall clock shows it; what it jumps
     over is when it has jumped, and is one occurrence."""
-    found = []
+    results = []
     first_ms = from_ms - 3 * 3_600_000
     shown = {wall for _, wall, _ in minutes(name, first_ms, from_ms)}
     for at, wall, before in minutes(name, from_ms, until_ms):
@@ -70,9 +70,9 @@ def fixed(name: str, from_ms: int, until_ms: int) -> list[int]:
         if any(
             item.minute in (10, 40) and item.hour in HOURS and item not in shown for item in passed
         ):
-            found.append(ms(at))
+            results.append(ms(at))
         shown.update(passed)
-    return found
+    return results
 
 
 def away(wall: datetime, before: datetime) -> int:
@@ -183,8 +183,8 @@ class SchedulesMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_is_doubled(self) -> None:
         for name in ("every", "cron", "fixed"):
-            found = self.rig.times_of(name)
-            assert len(found) == len(set(found))
+            result = self.rig.times_of(name)
+            assert len(result) == len(set(result))
 
     @invariant()
     def one_is_unfinished_at_most(self) -> None:

@@ -97,9 +97,9 @@ def test_a_restart_recovers_session_answers(seed: int) -> None:
                 rig.apply_and_land()
                 durable |= staged
         rig.commit()
-        found = rig.rows.answered(KEY)
+        result = rig.rows.answered(KEY)
         floor = max((row.floor for row in rig.rows.sessions.values()), default=0)
-        assert found == {n: i for n, i in durable.items() if n >= floor}
+        assert result == {n: i for n, i in durable.items() if n >= floor}
         recount(rig)
     rig.crash()
     kept = {n: answer[1] for n, answer in rig.session(KEY).answers.items()}

@@ -76,8 +76,8 @@ def test_an_explicit_window_replaces_the_due_times(rig: Rig, as_columns: bool) -
     ids = [*crowd(rig, 50), *crowd(rig, 50, 2 * HOUR_MS)]
     start_ms = rig.now_ms + 5 * WINDOW_MS
     spread(rig, ids, as_columns=as_columns, start_ms=start_ms, within_ms=WINDOW_MS)
-    found = rows(rig, ids)
-    assert all(start_ms <= row.due_ms < start_ms + WINDOW_MS for row in found)
+    result = rows(rig, ids)
+    assert all(start_ms <= row.due_ms < start_ms + WINDOW_MS for row in result)
     assert heaviest(rig, ids) == 2
 
 

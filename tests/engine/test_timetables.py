@@ -51,7 +51,7 @@ def times(from_ms: int, until_ms: int, **fields: Any) -> list[int]:
 
 def changes(zone: ZoneInfo) -> list[datetime]:
     """Every moment of ten years at which the offset changes."""
-    found = []
+    results = []
     day = BEGIN
     while day < END:
         following = day + timedelta(days=1)
@@ -59,9 +59,9 @@ def changes(zone: ZoneInfo) -> list[datetime]:
             at = day
             while at.astimezone(zone).utcoffset() == day.astimezone(zone).utcoffset():
                 at += STEP
-            found.append(at)
+            results.append(at)
         day = following
-    return found
+    return results
 
 
 ALL = [(name, at) for name in ZONES for at in changes(ZoneInfo(name))]
@@ -101,11 +101,11 @@ def test_a_fixed_time_is_once_a_day_over_every_change(name: str, at: datetime) -
                             b for (_, a_wall), (b, b_wall) in pairwise(shown)
                             if a_wall < wanted < b_wall and b_wall - a_wall > STEP
                         }  # fmt: skip
-                found = times(
+                times_ms = times(
                     ms(first), ms(until), cron=f"{minute} {hour} * * *", timezone=name,
                     gap=gap, fold=fold,
                 )  # fmt: skip
-                assert found == sorted(map(ms, expected)), (hour, minute, gap, fold)
+                assert times_ms == sorted(map(ms, expected)), (hour, minute, gap, fold)
 
 
 @pytest.mark.parametrize(("name", "at"), ALL, ids=lambda v: v if isinstance(v, str) else f"{v:%F}")
@@ -140,26 +140,26 @@ def test_berlins_clock_changes_match_the_document() -> None:
 
 
 def test_fixed_times_in_a_skipped_hour_are_one_occurrence() -> None:
-    found = times(
+    times_ms = times(
         utc("2026-03-29T00:00"), utc("2026-03-29T03:00"), cron="0,15,30 2 * * *",
         timezone="Europe/Berlin",
     )  # fmt: skip
-    assert found == [utc("2026-03-29T01:00")]
+    assert times_ms == [utc("2026-03-29T01:00")]
 
 
 def test_a_day_that_a_zone_left_out() -> None:
-    found = times(
+    times_ms = times(
         utc("2011-12-29T00:00"), utc("2012-01-01T12:00"), cron="0 12 * * *", timezone="Pacific/Apia"
     )
-    assert found == [
+    assert times_ms == [
         utc("2011-12-29T22:00"), utc("2011-12-30T10:00"), utc("2011-12-30T22:00"),
         utc("2011-12-31T22:00"),
     ]  # fmt: skip
 
 
 def test_day_of_month_and_weekday_are_combined_with_or() -> None:
-    found = times(utc("2026-06-01T01:00"), utc("2026-06-16T00:00"), cron="0 0 13 * 5")
-    assert found == [utc(f"2026-06-{day}T00:00") for day in ("05", "12", "13")]
+    times_ms = times(utc("2026-06-01T01:00"), utc("2026-06-16T00:00"), cron="0 0 13 * 5")
+    assert times_ms == [utc(f"2026-06-{day}T00:00") for day in ("05", "12", "13")]
 
 
 @pytest.mark.parametrize(("macro", "cron"), MACROS.items())
@@ -266,8 +266,8 @@ READ = (
 @pytest.mark.parametrize(("cron", "days"), READ)
 def test_cron_expressions_follow_crontab(cron: str, days: tuple[int, ...]) -> None:
     table = Timetable(schedule(cron=cron), is_new=True)
-    found = table.between(utc("2026-06-01T00:00"), utc("2026-06-30T23:59:59"))
-    assert list(found) == [utc(f"2026-06-{day:02}T00:00") for day in days]
+    result = table.between(utc("2026-06-01T00:00"), utc("2026-06-30T23:59:59"))
+    assert list(result) == [utc(f"2026-06-{day:02}T00:00") for day in days]
 
 
 @pytest.mark.parametrize(
@@ -385,17 +385,17 @@ def test_times_equal_those_of_other_libraries(name: str) -> None:
         if row[0] in OTHERWISE and len(row) == 4:
             wanted = OTHERWISE[row[0]]
             used.add(row[0])
-        found = list(islice(table.between(moment(row[2]) + 1, 2**53), len(wanted)))
-        if found != [moment(text) for text in wanted]:
-            differ.append((row, found))
+        results = list(islice(table.between(moment(row[2]) + 1, 2**53), len(wanted)))
+        if results != [moment(text) for text in wanted]:
+            differ.append((row, results))
     for row in given.get("previous", ()):
         table, wanted = as_here(name, row, used), row[3]
         if table is None:
             continue
         first_ms = moment(wanted[-1])
-        found = list(table.between(first_ms, moment(row[2]) - 1))
-        if found[::-1] != [moment(text) for text in wanted]:
-            differ.append((row, found))
+        results = list(table.between(first_ms, moment(row[2]) - 1))
+        if results[::-1] != [moment(text) for text in wanted]:
+            differ.append((row, results))
         assert table.newest(first_ms, moment(row[2]) - 1) == moment(wanted[0])
     for row in given.get("matches", ()):
         table = as_here(name, row, used)
@@ -411,8 +411,8 @@ def test_expressions_refused_by_others_are_refused(name: str) -> None:
     for cron in vectors(name)["refused"]:
         if cron in ACCEPTED:
             table = Timetable(schedule(cron=cron), is_new=True)
-            found = list(islice(table.between(utc("2024-01-01T00:00"), 2**53), 3))
-            assert found == [moment(text) for text in ACCEPTED[cron]]
+            results = list(islice(table.between(utc("2024-01-01T00:00"), 2**53), 3))
+            assert results == [moment(text) for text in ACCEPTED[cron]]
         else:
             with pytest.raises(BadTiming) as caught:
                 Timetable(schedule(cron=cron), is_new=True)

@@ -78,8 +78,8 @@ def test_the_next_wall_time_equals_cronsims(text: str, wall: datetime) -> None:
         walls = _WallTimes(text)
     except Exception:  # no such day in these months, which is said when it is put
         return
-    found = walls.at_or_after(wall, wall.year + YEARS_MAX)
-    assert found == first_of(text, wall)
+    result = walls.at_or_after(wall, wall.year + YEARS_MAX)
+    assert result == first_of(text, wall)
 
 
 @given(
@@ -272,26 +272,26 @@ def spans(low: int, high: int, names: str = "") -> dict[str, set[int]]:
     spellings = {n: [str(n), f"{n:02}"] for n in range(low, high + 1)}
     for n, name in zip(spellings, names.split(), strict=False):
         spellings[n].append(name)
-    found = {"*": set(range(low, high + 1))}
+    result = {"*": set(range(low, high + 1))}
     for first, last in product(spellings, repeat=2):
         for begin, end in product(spellings[first], spellings[last]):
             if begin.isdigit() and first == last:
-                found[begin] = {first}
+                result[begin] = {first}
             if first <= last:
-                found[f"{begin}-{end}"] = set(range(first, last + 1))
-    return found | {name: {n} for n, name in zip(spellings, names.split(), strict=False)}
+                result[f"{begin}-{end}"] = set(range(first, last + 1))
+    return result | {name: {n} for n, name in zip(spellings, names.split(), strict=False)}
 
 
 def weekday_spans() -> dict[str, set[int]]:
     """The numbers of weekdays. SUN is 7 at the end of a range that does not begin with it."""
     names = "SUN MON TUE WED THU FRI SAT"
-    found = spans(0, 7, names)
-    for begin, values in list(found.items()):
+    result = spans(0, 7, names)
+    for begin, values in list(result.items()):
         if begin.isdigit() and values != {0}:
-            found[f"{begin}-SUN"] = set(range(min(values), 8))
+            result[f"{begin}-SUN"] = set(range(min(values), 8))
     for n, name in enumerate(names.split()[1:], 1):
-        found[f"{name}-SUN"] = set(range(n, 8))
-    return found
+        result[f"{name}-SUN"] = set(range(n, 8))
+    return result
 
 
 JANUARY = [datetime(2024, 1, day, tzinfo=UTC) for day in range(1, 32)]
@@ -299,17 +299,17 @@ JANUARY = [datetime(2024, 1, day, tzinfo=UTC) for day in range(1, 32)]
 
 def of_weekdays() -> dict[str, set[int]]:
     """The terms of weekdays with no step: the last and the nth ones of January."""
-    found: dict[str, set[int]] = {}
+    result: dict[str, set[int]] = {}
     for text, values in spans(0, 7, "SUN MON TUE WED THU FRI SAT").items():
         if len(values) > 1 or "-" in text:
             continue
         (day,) = values
         days = [at.day for at in JANUARY if at.isoweekday() % 7 == day % 7]
         if text.isdigit():
-            found[f"{text}L"] = {days[-1]}
+            result[f"{text}L"] = {days[-1]}
         for n in range(1, 6):
-            found[f"{text}#{n}"] = set(days[n - 1 : n])
-    return found
+            result[f"{text}#{n}"] = set(days[n - 1 : n])
+    return result
 
 
 def steps(high: int) -> set[str]:
@@ -329,13 +329,13 @@ NTH = of_weekdays()
 
 def slow_field(field: Field, text: str) -> set[int] | None:
     """The values of a field, each term looked up; None: one is none."""
-    found = set[int]()
+    result = set[int]()
     is_weekday = field.among.endswith("{}")
     for term in text.upper().split(","):
         span, slash, step = term.partition("/")
         values = field.terms.get(span)
         if is_weekday and term in NTH:
-            found |= NTH[term]
+            result |= NTH[term]
             continue
         if values is None or (slash and (step not in field.steps or span in ("L", "LW"))):
             return None
@@ -344,8 +344,8 @@ def slow_field(field: Field, text: str) -> set[int] | None:
         values = set(sorted(values)[:: int(step or 1)])
         if is_weekday:
             values = {at.day for at in JANUARY if {at.isoweekday(), at.isoweekday() % 7} & values}
-        found |= values
-    return found
+        result |= values
+    return result
 
 
 @st.composite

@@ -71,12 +71,12 @@ class TransactionsMachine(RuleBasedStateMachine):
     @rule(name=names, how=st.sampled_from(["commit", "rollback"]))
     def decide(self, name: str, how: str) -> None:
         full = self._name(name)
-        found = self.rig.at(full)
-        if found is None or not self.rig.is_free(full):
+        result = self.rig.at(full)
+        if result is None or not self.rig.is_free(full):
             return
-        if found.row.state.is_decided:
+        if result.row.state.is_decided:
             # What a second command is answered: it rests on what is durable.
-            word = "commit" if found.row.state is TransactionState.COMMITTED else "rollback"
+            word = "commit" if result.row.state is TransactionState.COMMITTED else "rollback"
             self._answered(("decided", full, word))
             return
         if how == "commit":
@@ -257,7 +257,7 @@ class AskingMachine(RuleBasedStateMachine):
 
     @rule(name=names)
     def prepare(self, name: str) -> None:
-        if (found := self.rig.standing(name)) is not None and found.is_decided:
+        if (result := self.rig.standing(name)) is not None and result.is_decided:
             return
         self.count += 1
         self.rig.prepare(name, self.count, half())

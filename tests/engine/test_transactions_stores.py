@@ -46,18 +46,18 @@ class StoreRig(TransactionRig):
         assert self._runner.run(done)
 
     def _start(self, *, clean: bool) -> None:
-        found = self._runner.run(self._open(clean))
+        finished = self._runner.run(self._open(clean))
         expected = self.rows
-        assert found.transactions == expected.transactions
-        assert (found.tasks, found.progress, found.dead) == (
+        assert finished.transactions == expected.transactions
+        assert (finished.tasks, finished.progress, finished.dead) == (
             expected.tasks,
             expected.progress,
             expected.dead,
         )
-        assert found.id_mark >= expected.id_mark
-        found.sessions, found.schedules = expected.sessions, expected.schedules
-        found.outcomes, found.position_ms = expected.outcomes, expected.position_ms
-        self.rows = found
+        assert finished.id_mark >= expected.id_mark
+        finished.sessions, finished.schedules = expected.sessions, expected.schedules
+        finished.outcomes, finished.position_ms = expected.outcomes, expected.position_ms
+        self.rows = finished
         super()._start(clean=clean)
 
     async def _open(self, clean: bool) -> Rows:

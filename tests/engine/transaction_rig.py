@@ -47,25 +47,25 @@ class TransactionRig(Rig):
         return self.core.transaction_registry.by_name.get(name)
 
     def standing(self, name: str) -> TransactionState | None:
-        found = self.at(name)
-        return None if found is None else found.row.state
+        result = self.at(name)
+        return None if result is None else result.row.state
 
     def is_free(self, name: str) -> bool:
-        found = self.at(name)
-        return found is None or self.engine.transactions.is_free(found)
+        result = self.at(name)
+        return result is None or self.engine.transactions.is_free(result)
 
     def prepare(self, name: str, part: int, *halves: Half, address: Any = None) -> None:
         self.engine.transactions.prepare(name, GROUP, part, halves, address, 0, *self.now, OWNER)
 
     def commit_of(self, name: str, address: Any = None) -> None:
-        found = self.at(name)
-        assert found is not None
-        self.engine.transactions.commit(found, address, 0, *self.now)
+        result = self.at(name)
+        assert result is not None
+        self.engine.transactions.commit(result, address, 0, *self.now)
 
     def roll_back(self, name: str, address: Any = None) -> None:
-        found = self.at(name)
-        assert found is not None
-        self.engine.transactions.rollback(found, address, 0, *self.now)
+        result = self.at(name)
+        assert result is not None
+        self.engine.transactions.rollback(result, address, 0, *self.now)
 
     def check(self) -> list[str]:
         """Return the transactions with a checkback."""

@@ -37,5 +37,5 @@ class RecordingRig(Rig):
 def spooled(record: Record) -> Record:
     """As it comes out of a spool."""
     packed = msgpack.packb(record, default=policy_map)
-    found: Record = msgpack.unpackb(packed, strict_map_key=False)
-    return found
+    result: Record = msgpack.unpackb(packed, strict_map_key=False)
+    return result

@@ -77,8 +77,8 @@ class Served:
             self.history = History(options, clock, lambda event, text: None)  # type: ignore[arg-type]
 
     async def begin(self) -> Opened:
-        found = self.history.evidence() if self.history is not None else []
-        self.opened = await self.store.open(self.owner, self.world.tick(), evidence=found)
+        result = self.history.evidence() if self.history is not None else []
+        self.opened = await self.store.open(self.owner, self.world.tick(), evidence=result)
         self.n = self.opened.last_batch
         if self.history is not None:
             self.history.begin(self.opened)

@@ -75,13 +75,13 @@ def test_segments_stay_open_while_the_daemon_lives(tmp_path: Path) -> None:
 def test_events_are_stored_in_the_folder_of_their_hour(tmp_path: Path) -> None:
     times = [NOW_MS - 1, NOW_MS, NOW_MS + HOUR_MS, NOW_MS + 5]
     write(tmp_path, [[enqueued([make_id(n)], time_ms=at)] for n, at in enumerate(times)])
-    found = {
+    result = {
         str(segment.path.parent.relative_to(tmp_path)): numbers(
             segments.events(segment.path, Tally())
         )
         for segment in segments.find(tmp_path)
     }
-    assert found == {
+    assert result == {
         "dt=2026-11-21/hour=09": [(1, 1)],
         "dt=2026-11-21/hour=10": [(1, 2), (1, 4)],
         "dt=2026-11-21/hour=11": [(1, 3)],

@@ -108,11 +108,11 @@ async def enqueued(client: Client, name: str, topic: str, count: int, delay: flo
 @pytest.fixture(scope="module")
 def lives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Life]:
     """One that ended in order, one that was killed. Many restores are made of each."""
-    found = {}
+    result = {}
     for how in ("stopped", "killed"):
         life = Life(tmp_path_factory.mktemp(how), how == "killed")
-        found[how] = asyncio.run(life.live())
-    return found
+        result[how] = asyncio.run(life.live())
+    return result
 
 
 # --- the store as it was --------------------------------------------------------------------------
@@ -195,8 +195,8 @@ def restore_by_command(
     code = run(["restore", *source, "--into", into, *options, "--json"])
     out, err = capsys.readouterr()
     assert (code, err) == (0, "")
-    found: dict[str, Any] = json.loads(out)
-    return found
+    answer: dict[str, Any] = json.loads(out)
+    return answer
 
 
 async def look(

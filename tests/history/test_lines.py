@@ -32,15 +32,15 @@ ANY = st.text(st.characters(), max_size=40)
 
 def render(record: list[Any], seq: int = 1) -> list[dict[str, Any]]:
     lines = Renderer("n", 3, 9).render(record, seq)
-    found = []
+    results = []
     for number, line in enumerate(lines, seq):
         assert line.endswith("}\n") and line.count("\n") == 1 and line.isascii()
         event = json.loads(line)
         assert {name: event.pop(name) for name in END} == END
         assert event.pop("seq") == number and event.pop("v") == 1 and event.pop("time_ms") == T
         assert None not in event.values()
-        found.append(event)
-    return found
+        results.append(event)
+    return results
 
 
 TASK = {"task_id": "5", "topic": "t"}

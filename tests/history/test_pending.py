@@ -162,8 +162,8 @@ class Tenure:
 
 
 def batches(events: list[Event]) -> list[int]:
-    found = sorted(events, key=lambda event: (event["epoch"], event["seq"]))
-    return [int(e["task_id"]) // ID_STEP for e in found if e["event"] == "enqueued"]
+    results = sorted(events, key=lambda event: (event["epoch"], event["seq"]))
+    return [int(e["task_id"]) // ID_STEP for e in results if e["event"] == "enqueued"]
 
 
 @pytest.mark.parametrize(("last_batch", "expected"), [(2, [1, 2, 3]), (1, [1, 3])])
@@ -207,8 +207,8 @@ async def test_a_resend_is_answered_only_with_recorded_tasks(tmp_path: Path) -> 
             receipts += await _over_a_kill(daemon, sent)
         await daemon.aterminate()
     events = read_all(tmp_path / "history")
-    found = [int(event["task_id"]) for event in events if event["event"] == "enqueued"]
-    assert sorted(found) == sorted(receipt.id for receipt in receipts)
+    results = [int(event["task_id"]) for event in events if event["event"] == "enqueued"]
+    assert sorted(results) == sorted(receipt.id for receipt in receipts)
 
 
 async def _over_a_kill(daemon: Daemon, sent: Any) -> Any:

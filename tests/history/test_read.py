@@ -118,8 +118,8 @@ def test_times_are_from_and_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize("limit", [0, 1, 5, 11, 50])
 def test_the_newest_first(tmp_path: Path, limit: int) -> None:
     some_history(tmp_path)
-    found = numbers(newest(tmp_path, Query(), limit, Tally()))
-    assert found == [(1, seq) for seq in range(11, 0, -1)][:limit]
+    result = numbers(newest(tmp_path, Query(), limit, Tally()))
+    assert result == [(1, seq) for seq in range(11, 0, -1)][:limit]
 
 
 def test_only_the_requested_hours_are_opened(tmp_path: Path) -> None:
@@ -209,16 +209,16 @@ def test_following_yields_new_events_once(tmp_path: Path) -> None:
     spool, clock = spool_of(tmp_path), Clock()
     writer = writer_of(tmp_path, clock=clock, segment_bytes=600)
     follow = Follow(tmp_path, Query(), NOW_MS, Tally())
-    found: list[Any] = []
+    results: list[Any] = []
     for n in range(12):
         spool.append(n, [enqueued([make_id(n)])])
         for _ in range(1 + n % 3):
             writer.step()
-            found += follow.read()
+            results += follow.read()
     spool.close()
     writer.finish()
-    found += follow.read()
-    assert numbers(found) == [(1, seq) for seq in range(1, 13)]
+    results += follow.read()
+    assert numbers(results) == [(1, seq) for seq in range(1, 13)]
     assert follow.read() == []
     assert len(segment_names(tmp_path)) > 2
     writer.close()
@@ -244,9 +244,9 @@ def test_following_survives_a_concurrent_sealing(
         pass
     with monkeypatch.context() as patched:
         patched.setattr("tickwheel.history.read.segments.find", lambda *_: listed)
-        found = follow.read()
-    found += follow.read()
-    assert numbers(found) == [(1, 1), (1, 2)]
+        rows = follow.read()
+    rows += follow.read()
+    assert numbers(rows) == [(1, 1), (1, 2)]
     writer.close()
     spool.close()
 

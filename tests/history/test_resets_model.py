@@ -260,11 +260,11 @@ class ResetMachine(RuleBasedStateMachine):
 
     def lines(self) -> list[dict[str, Any]]:
         renderers: dict[int, Renderer] = {}
-        found: list[dict[str, Any]] = []
+        results: list[dict[str, Any]] = []
         for epoch, record in self.rig.history:
             renderer = renderers.setdefault(epoch, Renderer("n", 0, epoch))
-            found += map(json.loads, renderer.render(record, len(found) + 1))
-        return found
+            results += map(json.loads, renderer.render(record, len(results) + 1))
+        return results
 
     def read_history(self) -> None:
         for event in self.lines():
@@ -276,13 +276,13 @@ class ResetMachine(RuleBasedStateMachine):
         assert self.bulk is not None
         group, pairs = str(self.bulk.argument("group")), self.now_given()
         assert {name for _, name in pairs} <= {group}
-        found = [one for one, _ in pairs if one not in self.unsure]
-        assert len(found) == len(set(found)), "each of them once"
+        results = [one for one, _ in pairs if one not in self.unsure]
+        assert len(results) == len(set(results)), "each of them once"
         expected = self.expected - self.unsure
         if self.HAS_HISTORY:
-            assert set(found) == expected
+            assert set(results) == expected
         else:
-            assert expected & self.rig.rows.tasks.keys() <= set(found) <= self.possible
+            assert expected & self.rig.rows.tasks.keys() <= set(results) <= self.possible
         row = self.rig.engine.bulks.rows[self.bulk.id]
         assert row.changed == len(pairs)
         self.bulk, self.plan, self.expected, self.possible = None, None, set(), set()

@@ -696,9 +696,9 @@ async def test_many_tasks_are_restored_in_many_batches(tmp_path: Path) -> None:
     more = [make_id(n) for n in range(2_000, 4_500)]
     write(tmp_path, [[STARTED], [enqueued(more, DUE, bodies=[b"y"] * 2_500)], [stopped()]])
     report = await restore(Plan(url(tmp_path), backup, (str(tmp_path),)), LATER_MS)
-    found = await held(url(tmp_path))
-    assert len(found.rows) == report.restored == 4_000
-    assert found.rows[rows[-1].id] == rows[-1]
+    result = await held(url(tmp_path))
+    assert len(result.rows) == report.restored == 4_000
+    assert result.rows[rows[-1].id] == rows[-1]
 
 
 # --- beginning at the backup ---------------------------------------------------------------------
@@ -747,13 +747,13 @@ async def test_a_gap_after_the_backup_is_never_exact(tmp_path: Path) -> None:
     before = minutes_of_enqueues(10, NOW_MS - 5 * 60_000, 5)
     since = minutes_of_enqueues(50, NOW_MS + 60_000, 3)
     files = pieces(tmp_path, [BEGUN], *before, *since, [stopped()])
-    found = []
+    results = []
     for file in files:
         lost = file.rename(tmp_path / "lost")
         report = await run(tmp_path, backup, dry_run=True)
-        found.append(report.exact)
+        results.append(report.exact)
         lost.rename(file)
-    assert found == [True] * 5 + [False] * 5
+    assert results == [True] * 5 + [False] * 5
 
 
 @pytest.mark.parametrize("behind_a_segment", [False, True])

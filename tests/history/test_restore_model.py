@@ -157,11 +157,11 @@ class RestoreMachine(EngineMachine):
 
 def lines(history: Iterable[tuple[int, list[Any]]]) -> list[dict[str, Any]]:
     """As events that were written to files and read again."""
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for epoch, record in history:
-        rendered = Renderer("n", 0, epoch).render(record, len(found) + 1)
-        found += map(json.loads, rendered)
-    return found
+        rendered = Renderer("n", 0, epoch).render(record, len(results) + 1)
+        results += map(json.loads, rendered)
+    return results
 
 
 def comparable(row: TaskRow) -> tuple[Any, ...]:
@@ -175,9 +175,9 @@ def comparable_policy(policy: PolicyRef | None) -> Any:
 
 
 def comparable_group(row: GroupRow) -> tuple[Any, ...]:
-    found = row.settings or GroupSettings()
-    settings_found = settings_map(found) | {"retry": comparable_policy(found.retry)}
-    return (*row[:3], row.since_id, settings_found, *found[4:])
+    result = row.settings or GroupSettings()
+    settings_found = settings_map(result) | {"retry": comparable_policy(result.retry)}
+    return (*row[:3], row.since_id, settings_found, *result[4:])
 
 
 TestRestore = RestoreMachine.TestCase

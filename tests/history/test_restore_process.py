@@ -69,11 +69,11 @@ async def test_the_process_reports_progress_and_result(tmp_path: Path) -> None:
     plan = await sources(tmp_path / "x")
     with begin(plan) as process:
         assert process.stdout is not None
-        said = [json.loads(line) for line in process.stdout]
+        texts = [json.loads(line) for line in process.stdout]
         assert process.wait() == 0
-    assert list(dict.fromkeys(entry["step"] for entry in said[:-1])) == list(RESTORE_STEPS)
-    assert said[-1]["report"]["restored"] == 2
-    assert said[-1]["report"]["transactions_lost"] == {"count": 0, "names": []}
+    assert list(dict.fromkeys(entry["step"] for entry in texts[:-1])) == list(RESTORE_STEPS)
+    assert texts[-1]["report"]["restored"] == 2
+    assert texts[-1]["report"]["transactions_lost"] == {"count": 0, "names": []}
     with begin(plan) as again:
         out, err = again.communicate()
     assert (again.returncode, err) == (0, b"")

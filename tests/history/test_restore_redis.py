@@ -44,14 +44,14 @@ async def test_all_rows_are_restored_into_an_empty_shard(
                      [delivered([A]), acked([A], ended=False)], [stopped()]])  # fmt: skip
     url = redis.url("")
     report = await run(tmp_path, backup, into=url)
-    found = await held(url)
-    assert found.rows == {row.id: row for row in rows} | {C: TaskRow(C, DUE, "t", b"c")}
-    assert found.progress[B, "g"] == waiting
-    assert found.progress[A, "g"].state is ProgressState.DONE
-    assert set(found.dead) == {(A, "h")}
-    assert set(found.groups) == {("t", "g"), ("t", "h")}
-    assert (report.epoch, found.opened.epoch) == (7, 8)
-    assert found.opened.clean and found.opened.id_mark == int(report.id_mark)
+    result = await held(url)
+    assert result.rows == {row.id: row for row in rows} | {C: TaskRow(C, DUE, "t", b"c")}
+    assert result.progress[B, "g"] == waiting
+    assert result.progress[A, "g"].state is ProgressState.DONE
+    assert set(result.dead) == {(A, "h")}
+    assert set(result.groups) == {("t", "g"), ("t", "h")}
+    assert (report.epoch, result.opened.epoch) == (7, 8)
+    assert result.opened.clean and result.opened.id_mark == int(report.id_mark)
     with pytest.raises(Conflict, match="is initialized"):
         await run(tmp_path, backup, into=url)
 

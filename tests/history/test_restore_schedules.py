@@ -57,9 +57,9 @@ async def test_a_schedule_put_since_is_restored(tmp_path: Path) -> None:
            {"next_ms": NOW_MS + 500, "runs": 0}, None]],
          [stopped()]],
     )  # fmt: skip
-    report, found = await restored(tmp_path, backup)
-    found = found.small.of_kind(SCHEDULE)
-    assert sorted(found) == [daily._replace(paused=True), changed]
+    report, result = await restored(tmp_path, backup)
+    result = result.small.of_kind(SCHEDULE)
+    assert sorted(result) == [daily._replace(paused=True), changed]
     assert report.exact and report.schedules == 2
 
 

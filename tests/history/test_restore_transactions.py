@@ -39,9 +39,9 @@ def event(what: str, first_id: int = 0, **details: Any) -> list[Any]:
 async def test_an_open_transaction_is_restored(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, records=keyed(TRANSACTION, [HEAD, HALVES]))
     write(tmp_path, [[STARTED], [event("checked", checks=1, asked=1)], [stopped()]])
-    report, found = await restored(tmp_path, backup)
-    found = found.small.of_kind(TRANSACTION)
-    assert rows(*found) == rows(HEAD, HALVES)
+    report, result = await restored(tmp_path, backup)
+    result = result.small.of_kind(TRANSACTION)
+    assert rows(*result) == rows(HEAD, HALVES)
     assert report.exact
 
 
@@ -49,8 +49,8 @@ async def test_a_transaction_parked_since_is_parked(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, records=keyed(TRANSACTION, [HEAD, HALVES]))
     write(tmp_path, [[STARTED], [event("parked", checks=15, asked=0)], [stopped()]])
     await run(tmp_path, backup)
-    found = rows(*(await held(url(tmp_path))).small.of_kind(TRANSACTION))
-    assert found["x", 0].state is TransactionState.PARKED
+    result = rows(*(await held(url(tmp_path))).small.of_kind(TRANSACTION))
+    assert result["x", 0].state is TransactionState.PARKED
 
 
 async def test_a_transaction_committed_since_restores_its_tasks(tmp_path: Path) -> None:
@@ -110,16 +110,18 @@ def test_a_refused_transaction_has_no_event() -> None:
     rig.commit()
     rig.commit_of("x", "p")
     rig.commit()
-    found = [e for e in lines(rig.history) if "transaction" in e]
-    assert [(e["event"], e["transaction"], e["count"]) for e in found] == [
+    results = [e for e in lines(rig.history) if "transaction" in e]
+    assert [(e["event"], e["transaction"], e["count"]) for e in results] == [
         ("transaction_prepared", "x", 2),
         ("transaction_committed", "x", 2),
     ]
-    assert found[0]["details"] == {"group": "payments", "bytes": 2, "part": 1}
-    assert "ack_ms" not in found[0] and found[1]["ack_ms"] == found[1]["details"]["age_ms"] == 0
+    assert results[0]["details"] == {"group": "payments", "bytes": 2, "part": 1}
+    assert (
+        "ack_ms" not in results[0] and results[1]["ack_ms"] == results[1]["details"]["age_ms"] == 0
+    )
     enqueued = [e for e in lines(rig.history) if e["event"] == "enqueued"]
     assert [e["task_id"] for e in enqueued] == [str(row) for row in sorted(rig.rows.tasks)]
-    assert found[1]["task_id"] == enqueued[0]["task_id"]
+    assert results[1]["task_id"] == enqueued[0]["task_id"]
 
 
 def test_transaction_events_have_task_count_and_age() -> None:
@@ -134,8 +136,8 @@ def test_transaction_events_have_task_count_and_age() -> None:
     rig.commit_of("x")
     rig.roll_back("y")
     rig.commit()
-    found = [e for e in lines(rig.history) if "transaction" in e]
-    assert [(e["event"], e["transaction"], e["count"], e.get("ack_ms")) for e in found] == [
+    results = [e for e in lines(rig.history) if "transaction" in e]
+    assert [(e["event"], e["transaction"], e["count"], e.get("ack_ms")) for e in results] == [
         ("transaction_prepared", "x", 2, None),
         ("transaction_prepared", "y", 1, None),
         ("transaction_prepared", "x", 1, None),

@@ -27,8 +27,8 @@ def ask(daemon: Daemon, method: str, path: str, body: Any = None) -> Any:
 
 async def ended(daemon: Daemon, restore_id: str) -> Any:
     async def look() -> Any:
-        found = await asyncio.to_thread(ask, daemon, "GET", f"restores/{restore_id}")
-        return found if found["state"] != "running" else None
+        result = await asyncio.to_thread(ask, daemon, "GET", f"restores/{restore_id}")
+        return result if result["state"] != "running" else None
 
     return await comes(look, 60)
 
@@ -55,11 +55,11 @@ async def test_restores_of_all_one_and_without_overdue_tasks(tmp_path: Path) -> 
             ("one.db", {"ids": [str(late.id)]}, {late.id}),
             ("old.db", {"history": False}, {far.id, over.id}),
         ):
-            found = await restored(daemon, into=name, backup="a.db", **wanted)
-            assert found["state"] == "done", found
-            assert found["report"]["restored"] == len(ids)
+            result = await restored(daemon, into=name, backup="a.db", **wanted)
+            assert result["state"] == "done", result
+            assert result["report"]["restored"] == len(ids)
             if name == "far.db":
-                assert found["report"]["skipped_overdue"]["ids"] == [str(due.id)]
+                assert result["report"]["skipped_overdue"]["ids"] == [str(due.id)]
             with Daemon(tmp_path / "second", store=f"sqlite:///{tmp_path / name}") as second:
                 async with Client(second.url) as client:
                     assert {task.id async for task in client.list_tasks()} == ids
@@ -78,9 +78,9 @@ async def test_tasks_without_a_body_are_refused_and_named(tmp_path: Path) -> Non
             await asyncio.to_thread(ask, daemon, "POST", "backups", {"name": "a.db"})
             lost = await client.enqueue("t", b"lost", delay=3600)
         wanted = {"into": "new.db", "backup": "a.db"}
-        found = await restored(daemon, **wanted)
-        assert found["state"] == "refused"
-        assert found["report"]["without_body"]["ids"] == [str(lost.id)]
+        result = await restored(daemon, **wanted)
+        assert result["state"] == "refused"
+        assert result["report"]["without_body"]["ids"] == [str(lost.id)]
         assert not (tmp_path / "new.db").exists()
         others = await restored(daemon, **wanted, allow_missing_bodies=True)
         assert others["state"] == "done" and (tmp_path / "new.db").exists()

@@ -21,14 +21,14 @@ def records(count: int = 1, first: int = 0) -> list[Any]:
 
 
 def arrays(folder: Path) -> list[tuple[int, list[Any]]]:
-    found = []
+    results = []
     for name in spool_module.files(folder):
         offset = 0
         while (chunk := spool_module.read_chunk(folder / str(name), offset, 64)).arrays:
-            found += chunk.arrays
+            results += chunk.arrays
             offset = chunk.offset
         assert not chunk.damaged
-    return found
+    return results
 
 
 def test_spooled_records_are_read_in_order(tmp_path: Path) -> None:

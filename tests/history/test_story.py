@@ -98,8 +98,8 @@ def test_questions_are_answered_in_turn(tmp_path: Path) -> None:
         ),
         answers,
     )
-    said = [answer_of(line) for line in answers.getvalue().splitlines()]
-    assert [(len(events), is_whole) for events, is_whole in said] == [
+    texts = [answer_of(line) for line in answers.getvalue().splitlines()]
+    assert [(len(events), is_whole) for events, is_whole in texts] == [
         (2, True), (0, True), (2, True),
     ]  # fmt: skip
 

@@ -60,18 +60,18 @@ def ids(found: list[dict[str, Any]]) -> list[int]:
 
 
 def test_a_finished_task_is_shown_as_it_was(folder: Path) -> None:
-    found = {int(row["id"]): row for row in find(folder)}
-    assert found[A] == {
+    result = {int(row["id"]): row for row in find(folder)}
+    assert result[A] == {
         "id": str(A), "state": "acked", "topic": "t", "key": KEY, "tag": "tag", "body": "a",
         "enqueued_ms": NOW_MS, "due_ms": DUE_MS, "ended_ms": DUE_MS + 1, "attempts": 1,
     }  # fmt: skip
-    assert (found[B]["state"], found[B]["body_base64"]) == ("cancelled", "/w==")
-    assert (found[C]["state"], found[C]["reason"], found[C]["ended_ms"]) == (
+    assert (result[B]["state"], result[B]["body_base64"]) == ("cancelled", "/w==")
+    assert (result[C]["state"], result[C]["reason"], result[C]["ended_ms"]) == (
         "dead",
         "no good",
         None,
     )
-    assert (found[D]["state"], found[D]["attempts"]) == (read.UNFINISHED, 0)
+    assert (result[D]["state"], result[D]["attempts"]) == (read.UNFINISHED, 0)
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,9 @@ def test_a_task_has_ended_when_all_groups_ended_it(
 def test_tasks_beyond_one_read_are_found_once(tmp_path: Path) -> None:
     many = [make_id(n) for n in range(3 * read.PART + 7)]
     write(tmp_path, [[enqueued(many, DUE_MS)], [delivered(many), acked(many)]])
-    found = find(tmp_path)
-    assert sorted(ids(found)) == sorted(many)
-    assert {entry["state"] for entry in found} == {"acked"}
+    tasks = find(tmp_path)
+    assert sorted(ids(tasks)) == sorted(many)
+    assert {entry["state"] for entry in tasks} == {"acked"}
 
 
 @pytest.mark.parametrize(("limit", "complete"), [(2, False), (5, True), (100, True)])
@@ -148,7 +148,7 @@ def test_a_replaced_task_names_its_replacement_and_failure() -> None:
     rig.engine.control.give_way(known, task_id + ID_STEP)
     assert rig.nack(got, reason="no") == "cancelled"
     rig.commit()
-    found = [json.loads(line) for _, one in rig.history for line in RENDERER.render(one, 1)]
-    (event,) = [entry for entry in found if entry["event"] == "cancelled"]
+    results = [json.loads(line) for _, one in rig.history for line in RENDERER.render(one, 1)]
+    (event,) = [entry for entry in results if entry["event"] == "cancelled"]
     assert (event["task_id"], event["group"], event["ended"]) == (str(task_id), "a", True)
     assert event["reason"] == f"replaced by {task_id + ID_STEP}; no"

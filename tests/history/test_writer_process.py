@@ -77,8 +77,8 @@ def test_kills_of_the_writer_neither_lose_nor_double_records(tmp_path: Path, see
     assert tally.torn == tally.unreadable == 0
     assert sorted(numbers(events)) == [(1, seq) for seq in range(1, EVENTS + 1)]
     for kind in ("enqueued", "delivered", "acked"):
-        found = [int(event["task_id"]) for event in events if event["event"] == kind]
-        assert sorted(found) == [make_id(i) for i in range(BATCHES * EACH)]
+        results = [int(event["task_id"]) for event in events if event["event"] == kind]
+        assert sorted(results) == [make_id(i) for i in range(BATCHES * EACH)]
     assert all(name.endswith(".gz") for name in segment_names(tmp_path))
     assert files(state_folder(tmp_path, NODE, 0)) == []
 

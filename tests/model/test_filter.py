@@ -85,9 +85,9 @@ def test_tags_are_texts_and_may_have_spaces_and_single_bars() -> None:
     ],
 )
 def test_wrong_tags_name_the_place(tags: str, position: int, said: str) -> None:
-    found = failure(tags=tags)
-    assert (found.field, found.position) == ("tags", position)
-    message, text, caret = str(found).split("\n")
+    error = failure(tags=tags)
+    assert (error.field, error.position) == ("tags", position)
+    message, text, caret = str(error).split("\n")
     assert message == f"tags, character {position + 1}: {said}"
     assert text == f"  {tags}" and caret == "  " + " " * position + "^"
 
@@ -275,9 +275,9 @@ def test_a_filter_shows_its_text() -> None:
     ],
 )
 def test_syntax_errors_name_the_position(where: str, position: int, said: str) -> None:
-    found = failure(where=where)
-    assert (found.field, found.position) == ("where", position)
-    message, text, caret = str(found).split("\n")
+    error = failure(where=where)
+    assert (error.field, error.position) == ("where", position)
+    message, text, caret = str(error).split("\n")
     assert message == f"where, character {position + 1}: {said}"
     assert text == f"  {where}" and caret == "  " + " " * position + "^"
 
@@ -411,8 +411,8 @@ def test_selectors_of_activemq(
     row = TaskRow(1, 1_000, "orders", b"", TaskOptions(properties=properties))
     calculates = ARITHMETIC.search(where)
     if calculates:
-        said = "is not part of the language" if calculates[1] in ("*", "/") else ": expected "
-        assert said in str(failure(where=where))
+        answer = "is not part of the language" if calculates[1] in ("*", "/") else ": expected "
+        assert answer in str(failure(where=where))
     elif expected is None:
         assert unknown(where, row)
     else:
@@ -472,9 +472,9 @@ def test_the_length_of_a_filter_is_limited() -> None:
     limit = FILTER_LENGTH_MAX
     assert Filter(where=padded("a = 1", limit)).passes(task(a=1))
     assert Filter("x" * limit).passes(task("x" * limit))
-    said = f"{limit + 1} characters; the limit is {limit} (FILTER_LENGTH_MAX)"
-    assert str(failure(where=padded("a = 1", limit + 1))) == f"where: {said}"
-    assert str(failure(tags=padded("a", limit + 1))) == f"tags: {said}"
+    text = f"{limit + 1} characters; the limit is {limit} (FILTER_LENGTH_MAX)"
+    assert str(failure(where=padded("a = 1", limit + 1))) == f"where: {text}"
+    assert str(failure(tags=padded("a", limit + 1))) == f"tags: {text}"
     assert failure(tags=padded("a", limit + 1)).position is None
 
 
@@ -490,9 +490,9 @@ def test_the_depth_of_a_filter_is_limited() -> None:
     limit = FILTER_DEPTH_MAX
     assert Filter(where=nested(limit)).passes(task(a=1, b=True))
     assert Filter(where="NOT " * limit + "a = 1").passes(task(a=1))
-    said = f"nested {limit + 1} deep; the limit is {limit} (FILTER_DEPTH_MAX)"
+    text = f"nested {limit + 1} deep; the limit is {limit} (FILTER_DEPTH_MAX)"
     for where in (nested(limit + 1), "NOT " * (limit + 1) + "a = 1"):
-        assert str(failure(where=where)) == f"where: AND, OR and NOT are {said}"
+        assert str(failure(where=where)) == f"where: AND, OR and NOT are {text}"
 
 
 @pytest.mark.parametrize(
@@ -521,11 +521,11 @@ def test_the_cost_of_a_filter_is_limited() -> None:
     ]
     for where in at_the_limit:
         assert Filter(where=where)
-    found = failure(where=at_the_limit[0] + " OR a=1")
-    said = (
+    error = failure(where=at_the_limit[0] + " OR a=1")
+    text = (
         f"evaluating the condition takes {limit + 1} steps; the limit is {limit} (FILTER_COST_MAX)"
     )
-    assert str(found) == f"where: {said}"
+    assert str(error) == f"where: {text}"
     assert f"{limit + 1} steps" in str(failure(where=f"a LIKE '%{'x' * limit}%'"))
 
 

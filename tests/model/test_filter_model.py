@@ -210,8 +210,8 @@ def chosen_by_sqlite(
         f"INSERT INTO task VALUES ({marks})",
         [(place, *(stored(row[name]) for name in COLUMNS)) for place, row in enumerate(given_rows)],
     )
-    found = database.execute(f"SELECT place FROM task WHERE {where} ORDER BY place")
-    return [place for (place,) in found]
+    result = database.execute(f"SELECT place FROM task WHERE {where} ORDER BY place")
+    return [place for (place,) in result]
 
 
 def as_number(value: Any) -> Any:

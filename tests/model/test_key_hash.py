@@ -32,12 +32,12 @@ def test_topic_key_and_seed_each_make_a_difference() -> None:
 
 def test_hashes_are_64_bits_spread_evenly_and_never_0() -> None:
     key_hash = KeyHash(b"")
-    found = [key_hash("t", f"order-{n}") for n in range(64_000)]
-    assert len(set(found)) == len(found)
-    assert all(0 < hashed < 2**64 for hashed in found)
+    results = [key_hash("t", f"order-{n}") for n in range(64_000)]
+    assert len(set(results)) == len(results)
+    assert all(0 < hashed < 2**64 for hashed in results)
     for shift in (0, 29, 58):
         buckets = [0] * 64
-        for hashed in found:
+        for hashed in results:
             buckets[hashed >> shift & 63] += 1
         assert min(buckets) > 800 and max(buckets) < 1_200
 

@@ -91,14 +91,14 @@ class Modules:
         is said with the end of one's path: ``sqlite/schema:upgrade``."""
         end, _, name = name.rpartition(":")
         first = rf"^ *(class|def|async def) {name.partition('.')[0]}\b".encode()
-        found = [
+        paths = [
             path
             for path, source in self._sources.items()
             if path.as_posix().endswith(f"{end}.py" if end else "")
             and re.search(first, source, re.MULTILINE)
             and _defined(source, name)
         ]
-        path = _only(found, name)
+        path = _only(paths, name)
         return path, name, self._sources[path]
 
 
@@ -152,14 +152,14 @@ def without(mention: str) -> Change:
     """An ``and`` or ``or`` lacks the one operand that mentions a name."""
 
     def change(function: Function) -> Place:
-        found = [
+        rows = [
             (operand, isinstance(node.op, ast.And))
             for node in ast.walk(function.node)
             if isinstance(node, ast.BoolOp)
             for operand in node.values
             if _mentions(operand, mention) and not isinstance(operand, ast.BoolOp)
         ]
-        operand, neutral = _only(found, f"operand with {mention}")
+        operand, neutral = _only(rows, f"operand with {mention}")
         return function.place(operand, str(neutral))
 
     return change

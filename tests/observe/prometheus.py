@@ -85,14 +85,14 @@ class Prometheus:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The series of an expression now. Raises QueryFailed when it cannot be evaluated."""
-        found = self._get("query", query=expression)["result"]
-        assert isinstance(found, list)
-        return found
+        result = self._get("query", query=expression)["result"]
+        assert isinstance(result, list)
+        return result
 
     def label_values(self, label: str, selector: str) -> list[str]:
         """What ``label_values(selector, label)`` of a dashboard gives."""
-        found = self._get(f"label/{label}/values", **{"match[]": selector})
-        return list(found)
+        value = self._get(f"label/{label}/values", **{"match[]": selector})
+        return list(value)
 
     def rules(self) -> list[dict[str, Any]]:
         """Every rule: ``type`` (recording, alerting), ``name``, ``query``, ``health``, …"""

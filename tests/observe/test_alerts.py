@@ -42,12 +42,12 @@ class Case:
 
 def lateness(count: int, **late: int) -> Series:
     """An interval's deliveries, and how many of them were late by cause."""
-    found = {LATENESS + '{topic="o"}': f"0+{count}x500"}
+    result = {LATENESS + '{topic="o"}': f"0+{count}x500"}
     for cause in Cause:
         number = late.get(cause.value, 0)
-        found[f'{BY_CAUSE}_count{{cause="{cause}"}}'] = f"0+{number}x500"
-        found[f'{BY_CAUSE}_bucket{{cause="{cause}",le="0.1"}}'] = "0x500"
-    return found
+        result[f'{BY_CAUSE}_count{{cause="{cause}"}}'] = f"0+{number}x500"
+        result[f'{BY_CAUSE}_bucket{{cause="{cause}",le="0.1"}}'] = "0x500"
+    return result
 
 
 def budget(late: int, in_time: int, at: str, severity: str, interval: str = "1m") -> Case:
@@ -418,8 +418,8 @@ def evaluated(alert: str, case: Case, series: Series, *, fires: bool) -> dict[st
 def rules() -> dict[str, dict[str, Any]]:
     """Every rule as it is shipped, by the name of what it records or of its alert."""
     groups = [g for name in FILES for g in yaml.safe_load((RULES / name).read_text())["groups"]]
-    found = [rule for group in groups for rule in group["rules"]]
-    return {str(rule.get("record") or rule["alert"]): rule for rule in found}
+    results = [rule for group in groups for rule in group["rules"]]
+    return {str(rule.get("record") or rule["alert"]): rule for rule in results}
 
 
 def resting_on(name: str) -> list[str]:
@@ -519,7 +519,7 @@ def test_burn_rate_descriptions_are_correct(tmp_path: Path) -> None:
     """2 % are late: 20 times as many as 0.1 %."""
     given = {"tickwheel_leader": "1x500"} | dict(lateness(1_000, loop_busy=15, store=5, rate=500))
     given[LATENESS + '{topic="o"}'] = "0+1500x500"
-    said = (
+    text = (
         "In the last 5 minutes, 20 times as many first deliveries were late as the objective allows"
         " (0.1 % later than 100 ms), and in the last hour more than 14.4 times as many. At a burn"
         " rate of 14.4, the error budget of 30 days lasts 50 hours."
@@ -529,7 +529,7 @@ def test_burn_rate_descriptions_are_correct(tmp_path: Path) -> None:
         "exp_labels": {"job": "t", "severity": "critical"},
         "exp_annotations": {
             "summary": "t delivers too many tasks late",
-            "description": said,
+            "description": text,
             "runbook_url": "docs/operations.md#tickwheellatenessbudgetfast",
         },
     }
@@ -547,11 +547,11 @@ def test_the_rules_count_the_daemons_causes() -> None:
 
 def test_burn_rate_alerts_name_how_long_the_budget_lasts() -> None:
     text = (RULES / "alerts.yml").read_text()
-    said = re.findall(
+    matches = re.findall(
         r"a burn rate of ([\d.]+), the error budget of 30 days lasts (\d+) (hours|days)", text
     )
-    assert len(said) == 4
-    for burn, number, unit in said:
+    assert len(matches) == 4
+    for burn, number, unit in matches:
         assert float(burn) * int(number) == 30 * (24 if unit == "hours" else 1)
     for expression, description in re.findall(
         r"burn\w+ > ([\d.]+)\n.*?a burn rate of ([\d.]+),", text, re.DOTALL
@@ -576,9 +576,9 @@ def runbooks(text: str) -> dict[str, str]:
 
 
 def test_every_alert_has_a_runbook_and_its_place_exists() -> None:
-    found = runbooks((RULES / "alerts.yml").read_text())
-    assert set(found) == set(CASES)
-    for alert, place in found.items():
+    result = runbooks((RULES / "alerts.yml").read_text())
+    assert set(result) == set(CASES)
+    for alert, place in result.items():
         path, _, anchor = place.partition("#")
         manual = (ROOT / path).read_text()
         assert anchor == alert.lower()
@@ -587,9 +587,9 @@ def test_every_alert_has_a_runbook_and_its_place_exists() -> None:
 
 def test_the_rules_are_written_with_addresses_that_open(tmp_path: Path) -> None:
     main(["--docs", "https://docs.test/", str(tmp_path)])
-    found = runbooks((tmp_path / "alerts.yml").read_text())
-    assert found["TickwheelEarly"] == "https://docs.test/docs/operations.html#tickwheelearly"
-    assert set(found) == set(CASES)
+    result = runbooks((tmp_path / "alerts.yml").read_text())
+    assert result["TickwheelEarly"] == "https://docs.test/docs/operations.html#tickwheelearly"
+    assert set(result) == set(CASES)
     assert (tmp_path / "recording.yml").read_text() == (RULES / "recording.yml").read_text()
     promtool("check", "rules", *(str(tmp_path / name) for name in FILES))
 

@@ -91,8 +91,8 @@ def test_a_dashboard_is_complete(path: Path) -> None:
 
 
 def panels(path: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(path.read_text())["panels"]
-    return found
+    result: list[dict[str, Any]] = json.loads(path.read_text())["panels"]
+    return result
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
@@ -102,13 +102,13 @@ def test_states_are_shown_as_words(path: Path) -> None:
         r"^(max|min|sum)?[ \w(),]*tickwheel_"
         r"(leader|serving|paused|throttled|clock_held|store_up|store_full)\{"
     )
-    found = [
+    results = [
         panel
         for panel in panels(path)
         if any(state.match(target["expr"]) for target in panel.get("targets", ()))
     ]
-    assert found or path.stem == "tickwheel-topic"
-    for panel in found:
+    assert results or path.stem == "tickwheel-topic"
+    for panel in results:
         (mapping,) = panel["fieldConfig"]["defaults"]["mappings"]
         assert {"0", "1"} <= set(mapping["options"]), panel["title"]
 
@@ -130,9 +130,9 @@ def test_dashboards_link_to_existing_console_pages(path: Path) -> None:
     addresses += [link["url"] for link in board["links"] if link["title"] == "Console"]
     assert addresses
     for url in addresses:
-        found = re.fullmatch(r"\$\{console:raw\}/console/#/(\w*)(\?[\w=&${}.:]+)?", url)
-        assert found, url
-        assert found[1] in views | {""}, url
+        match = re.fullmatch(r"\$\{console:raw\}/console/#/(\w*)(\?[\w=&${}.:]+)?", url)
+        assert match, url
+        assert match[1] in views | {""}, url
     linked = {panel["title"] for panel, link in links if "console" in link["url"]}
     by_topic = {panel["title"] for panel in panels(path) for target in panel.get("targets", ())
                 if "{{topic}}" in target["legendFormat"]}  # fmt: skip
@@ -261,12 +261,12 @@ def wait_for_data(prometheus: Prometheus) -> None:
 def trouble(prometheus: Prometheus, expression: str) -> str | None:
     """Why a query is no good: it fails, has no series, or no numbers."""
     try:
-        found = prometheus.query(expression)
+        rows = prometheus.query(expression)
     except QueryFailed as error:
         return str(error)
-    if not found:
+    if not rows:
         return "no data"
-    numbers = [series["value"][1] for series in found]
+    numbers = [series["value"][1] for series in rows]
     return "not a number" if all(number == "NaN" for number in numbers) else None
 
 
@@ -283,10 +283,10 @@ def lasting_trouble(prometheus: Prometheus, expression: str) -> str | None:
 def test_every_query_of_a_dashboard_has_data(server: Prometheus, path: Path) -> None:
     asked = [(panel, filled_in(expression)) for panel, expression in queries(path)]
     assert len(asked) > 10
-    found = {
+    result = {
         (panel, expression): lasting_trouble(server, expression) for panel, expression in asked
     }
-    assert {key: why for key, why in found.items() if why is not None} == {}
+    assert {key: why for key, why in result.items() if why is not None} == {}
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)

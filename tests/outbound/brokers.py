@@ -18,10 +18,10 @@ async def declare_queue(server: RabbitServer, name: str, **arguments: Any) -> No
 
 async def drained(server: RabbitServer, name: str) -> list[aio_pika.abc.AbstractIncomingMessage]:
     """All messages of a queue, which is empty then."""
-    found = []
+    results = []
     async with await aio_pika.connect(server.url) as connection:
         channel = await connection.channel()
         queue = await channel.get_queue(name)
         while (message := await queue.get(fail=False, no_ack=True)) is not None:
-            found.append(message)
-    return found
+            results.append(message)
+    return results

@@ -92,8 +92,8 @@ async def in_time(wheel: TestWheel, look: Callable[[], Any]) -> None:
 
     async def step() -> Any:
         await wheel.advance(1)
-        found = look()
-        return await found if isawaitable(found) else found
+        result = look()
+        return await result if isawaitable(result) else result
 
     await comes(step)
 

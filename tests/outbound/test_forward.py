@@ -81,9 +81,9 @@ async def test_a_refused_password_is_reported_without_losses(
         url = server.url("stream=orders")
         await client.set_forward("orders", "warehouse", url, secret="wrong")
         await client.enqueue("orders", b"1")
-        found = await state_of(client, "failing")
-        assert "WRONGPASS" in found["last_error"]
-        assert "wrong" not in found["last_error"].replace("WRONGPASS", "")
+        result = await state_of(client, "failing")
+        assert "WRONGPASS" in result["last_error"]
+        assert "wrong" not in result["last_error"].replace("WRONGPASS", "")
         await client.set_forward("orders", "warehouse", url, secret=PASSWORD)
         await comes(lambda: redis.xlen("orders"), SOON_S)
 

@@ -107,12 +107,12 @@ async def test_a_record_has_the_body_a_key_and_the_headers(
     await wheel.client.enqueue("t", b"3")
     async with running(wheel.client, target_of("kafka://a,b:9999/?topic=orders")):
         await wheel.settle()
-    found = sorted(producer.records, key=lambda record: record.value)
-    assert [(r.topic, r.value, r.key) for r in found] == [
+    records = sorted(producer.records, key=lambda record: record.value)
+    assert [(r.topic, r.value, r.key) for r in records] == [
         ("orders", b"1", b"ann"), ("orders", b"2", b"order-2"), ("orders", b"3", None),
     ]  # fmt: skip
-    assert dict(found[0].headers)["tickwheel-dedupe-id"] == str(first.id).encode()
-    assert dict(found[1].headers)["property-paid"] == b"true"
+    assert dict(records[0].headers)["tickwheel-dedupe-id"] == str(first.id).encode()
+    assert dict(records[1].headers)["property-paid"] == b"true"
     (made,) = producer.made
     options = made.options
     assert options["acks"] == "all" and options["enable_idempotence"] is True

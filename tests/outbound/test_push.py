@@ -89,12 +89,12 @@ async def target_when(client: Client, topic: str, check: Callable[[TargetInfo], 
     """The target of a topic, once it is as ``check`` wants it."""
 
     async def look() -> TargetInfo | None:
-        found = await state_of(client, topic)
-        return found if check(found) else None
+        result = await state_of(client, topic)
+        return result if check(result) else None
 
-    found = await comes(look, SOON_S)
-    assert found is not None
-    return found
+    result = await comes(look, SOON_S)
+    assert result is not None
+    return result
 
 
 async def settled(client: Client, task_id: int) -> str:
@@ -206,9 +206,13 @@ async def test_a_pushed_event_is_valid_and_keeps_its_data_type(
             async with session.post(url, data=data, headers=more) as response:
                 assert response.status == 201
             await endpoint.until_count(count)
-    found = [json.loads(got.body) for got in endpoint.got]
-    assert [item.get("datacontenttype") for item in found] == ["application/json", None, "text/xml"]
-    assert (found[0]["data"], found[1]["data_base64"]) == ({"n": 1}, "AAE=")
+    results = [json.loads(got.body) for got in endpoint.got]
+    assert [item.get("datacontenttype") for item in results] == [
+        "application/json",
+        None,
+        "text/xml",
+    ]
+    assert (results[0]["data"], results[1]["data_base64"]) == ({"n": 1}, "AAE=")
     # Properties of a plain task: those that cannot be attributes do not make the event invalid.
     properties = {"big": 2**40, "small": 5, "No-Name": "x", "ce-id": 7, "ce-time": "soon"}
     await client.enqueue(topic, b"x", properties=properties)
@@ -585,12 +589,12 @@ async def test_slow_hosts_do_not_delay_fast_hosts(
         over.set()
 
     async def states() -> dict[str, str] | None:
-        found = {target.group: target.state for target in await client.targets(topic=topic)}
-        is_told = found["g"] != "starting" and found["dead"] in ("failing", "open")
-        return found if is_told else None  # a moment later
+        by_group = {target.group: target.state for target in await client.targets(topic=topic)}
+        is_told = by_group["g"] != "starting" and by_group["dead"] in ("failing", "open")
+        return by_group if is_told else None  # a moment later
 
-    found = await comes(states, SOON_S)
-    assert found is not None and found["g"] == "sending"
+    by_group = await comes(states, SOON_S)
+    assert by_group is not None and by_group["g"] == "sending"
     await client.delete_topic(topic, force=True)
 
 
@@ -628,8 +632,8 @@ async def test_the_last_requests_are_shown_and_sent_again(
 
 
 async def test_a_push_url_is_tested(client: Client, endpoint: Endpoint) -> None:
-    found = await client.test_push(endpoint.url, secrets=[SECRET])
-    assert (found.result, found.status) == ("acked", 204)
+    result = await client.test_push(endpoint.url, secrets=[SECRET])
+    assert (result.result, result.status) == ("acked", 204)
     assert endpoint.got[0].headers["tickwheel-test"] == "1"
     nobody = await client.test_push("http://127.0.0.1:9/", secrets=[SECRET])
     assert (nobody.result, nobody.status) == ("retry", None) and nobody.error

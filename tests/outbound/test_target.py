@@ -149,10 +149,10 @@ async def test_the_dedupe_id_is_stable_over_attempts(
 async def test_a_packed_body_goes_out_as_it_was_stored(wheel: TestWheel) -> None:
     packer = wheel.new_client(compress="zlib", compress_over=10)
     await packer.enqueue("t", b"a" * 1000, encoding="text")
-    found = await told(wheel)
-    assert len(found.body) < 100
-    assert found.headers["tickwheel-encoding"] == "text,zlib"
-    assert "content-type" not in found.headers
+    result = await told(wheel)
+    assert len(result.body) < 100
+    assert result.headers["tickwheel-encoding"] == "text,zlib"
+    assert "content-type" not in result.headers
 
 
 @pytest.mark.parametrize(

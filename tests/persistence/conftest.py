@@ -76,10 +76,10 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster
 @pytest.fixture(params=sorted(STORES))
 async def subject(request: Request, tmp_path: Path) -> AsyncIterator[Subject]:
     """An open store of each kind; it holds nothing yet and forgets all but 1,000 endings."""
-    found = Subject(STORES[request.param](tmp_path, request))
-    await found.open()
-    yield found
-    await found.store.close(clean=True)
+    result = Subject(STORES[request.param](tmp_path, request))
+    await result.open()
+    yield result
+    await result.store.close(clean=True)
 
 
 @pytest.fixture

@@ -145,9 +145,9 @@ class TestBatches:
         ids = list(range(100, 100 + count))
         await subject.commit(tasks(ids))
         await subject.commit(Effects(progress={(i, "g"): in_flight(i, "g") for i in ids}))
-        found = await subject.store.read([99, *ids, 100 + count])
-        assert list(found) == ids or sorted(found) == ids
-        assert all(found[i].progress == (in_flight(i, "g"),) for i in ids)
+        rows = await subject.store.read([99, *ids, 100 + count])
+        assert list(rows) == ids or sorted(rows) == ids
+        assert all(rows[i].progress == (in_flight(i, "g"),) for i in ids)
         await subject.commit(Effects(progress={(i, "g"): None for i in ids}))
         assert (await subject.small()).progress == []
         assert await subject.ids() == ids
@@ -170,9 +170,9 @@ class TestStates:
         expected = {row.id: row._replace(due_ms=77) if row.id % 2 else row for row in rows}
         await subject.commit(Effects(updated={i: row for i, row in expected.items() if i % 2}))
         await subject.reopen(clean=False)
-        found = await subject.store.read([row.id for row in rows])
-        assert {i: task.row for i, task in found.items()} == expected
-        assert len(expected) >= 9 and found[held.id].progress == (held,)
+        result = await subject.store.read([row.id for row in rows])
+        assert {i: task.row for i, task in result.items()} == expected
+        assert len(expected) >= 9 and result[held.id].progress == (held,)
         small = await subject.small()
         assert (small.of_kind(SCHEDULE), small.progress) == ([ordered], [held])
 
@@ -309,12 +309,12 @@ class TestReading:
         for restart in (False, True):
             if restart:
                 await subject.reopen()
-            found = await subject.store.read([row.id for row in TASKS])
-            assert {i: task.row for i, task in found.items()} == {row.id: row for row in TASKS}
-            assert found[3].progress == tuple(sorted(row for row in PROGRESS if row.id == 3))
-            assert found[3].dead == (DEAD[0],)
-            assert found[1] == StoredTask(TASKS[0], (), ())
-            properties = found[3].row.options and found[3].row.options.properties
+            rows = await subject.store.read([row.id for row in TASKS])
+            assert {i: task.row for i, task in rows.items()} == {row.id: row for row in TASKS}
+            assert rows[3].progress == tuple(sorted(row for row in PROGRESS if row.id == 3))
+            assert rows[3].dead == (DEAD[0],)
+            assert rows[1] == StoredTask(TASKS[0], (), ())
+            properties = rows[3].row.options and rows[3].row.options.properties
             assert properties
             assert str(properties["minus zero"]) == "-0.0"
             assert [type(properties[k]) for k in ("yes", "one", "tiny")] == [bool, int, float]
@@ -404,9 +404,9 @@ class TestReading:
         await subject.commit(effects)
         await subject.reopen(clean=False)
         assert sorted(await subject.store.read([10, 11])) == [10, 11]
-        found = {key_of(row): row for row in (await subject.small()).of_kind(TRANSACTION)}
-        assert found["order-17", 0] == done
-        assert not found.keys() & gone.keys()
+        result = {key_of(row): row for row in (await subject.small()).of_kind(TRANSACTION)}
+        assert result["order-17", 0] == done
+        assert not result.keys() & gone.keys()
 
     async def test_the_snooze_count_is_read_back(self, subject: Subject) -> None:
         first = next(row for row in PROGRESS if row.snoozes)
@@ -437,8 +437,8 @@ class TestReading:
     async def test_unknown_ids_are_left_out(self, subject: Subject) -> None:
         await subject.commit(tasks([10]))
         assert await subject.store.read([]) == {}
-        found = await subject.store.read([9, 10, 10, 11, 0, -1, ID_MAX, 2**64])
-        assert list(found) == [10]
+        rows = await subject.store.read([9, 10, 10, 11, 0, -1, ID_MAX, 2**64])
+        assert list(rows) == [10]
 
     async def test_sees_a_batch_when_its_commit_has_returned(self, subject: Subject) -> None:
         for i in range(1, 50):
@@ -450,9 +450,9 @@ class TestReading:
     async def test_many_large_bodies(self, subject: Subject) -> None:
         await subject.commit(tasks(range(1, 20), body=b"\x00\xff" * 10_000))
         await subject.commit(tasks(range(20, 600), body=b"z" * 600))
-        found = await subject.store.read(list(range(1, 600)))
-        assert [len(found[i].row.body) for i in (1, 19, 20, 599)] == [20_000, 20_000, 600, 600]
-        assert len(found) == 599
+        rows = await subject.store.read(list(range(1, 600)))
+        assert [len(rows[i].row.body) for i in (1, 19, 20, 599)] == [20_000, 20_000, 600, 600]
+        assert len(rows) == 599
 
 
 class TestScanning:
@@ -496,14 +496,14 @@ class TestScanning:
             ("b", list(range(1, 2 * count, 2))),
         ):
             for back in (False, True):
-                found: list[int] = []
+                results: list[int] = []
                 place = 2 * count if back else -1
                 while page := await (scan_back if back else scan)(place, 100, topic):
                     assert len(page) <= 4
                     assert is_cut(page) == (len(page) == 4)
-                    found += [task.row.id for task in page]
-                    place = found[-1]
-                assert found == (wanted[::-1] if back else wanted)
+                    results += [task.row.id for task in page]
+                    place = results[-1]
+                assert results == (wanted[::-1] if back else wanted)
 
     async def test_gives_whole_tasks(self, subject: Subject) -> None:
         await subject.commit(everything())
@@ -528,10 +528,10 @@ class TestScanning:
             i for i in range(50, 0, -1) if i not in {48, 3}
         ]
         assert {len(page) for page in pages[:-1]} == {7}
-        found = await subject.store.scan_back(27, 99, UNICODE)
-        assert [task.row.id for task in found] == [26]
-        found = await subject.store.scan_back(2**64, 3, "a")
-        assert [task.row.id for task in found] == [25, 24, 23]
+        result = await subject.store.scan_back(27, 99, UNICODE)
+        assert [task.row.id for task in result] == [26]
+        result = await subject.store.scan_back(2**64, 3, "a")
+        assert [task.row.id for task in result] == [25, 24, 23]
         assert await subject.store.scan_back(99, 9, "no such") == []
         assert await subject.store.scan_back(1, 9, None) == []
         assert await subject.store.scan_back(-5, 9, None) == []
@@ -550,12 +550,12 @@ class TestScanning:
         ]
         await subject.commit(tasks(range(1, 21)))
         await subject.commit(Effects(dead={(row.id, row.group): row for row in rows}))
-        found: list[DeadRow] = []
+        results: list[DeadRow] = []
         after = (0, "")
         while page := await subject.store.scan_dead(after, 7, None, None):
-            found += page
+            results += page
             after = (page[-1].id, page[-1].group)
-        assert found == sorted(rows)
+        assert results == sorted(rows)
         assert await subject.store.scan_dead((3, "a"), 3, None, None) == sorted(rows)[7:10]
         assert await subject.store.scan_dead((0, ""), 99, "even", "b") == [
             row for row in sorted(rows) if row.topic == "even" and row.group == "b"
@@ -574,18 +574,18 @@ class TestRecovery:
         await subject.commit(Effects(enqueued={row.id: row for row in rows}, id_mark=500))
         chunks = await subject.handles(chunk=64)
         assert [len(chunk.ids) for chunk in chunks] == [64] * 7 + [52]
-        found = [
+        results = [
             (due_ms, task_id, topic)
             for chunk in chunks
             for task_id, due_ms, topic in zip(chunk.ids, chunk.dues_ms, chunk.topics, strict=True)
         ]
-        assert found == sorted((row.due_ms, row.id, row.topic) for row in rows)
+        assert results == sorted((row.due_ms, row.id, row.topic) for row in rows)
 
     async def test_extremes_are_among_the_handles(self, subject: Subject) -> None:
         await subject.commit(everything())
         (chunk,) = await subject.handles()
-        found = list(zip(chunk.ids, chunk.dues_ms, chunk.topics, strict=True))
-        assert found == [
+        results = list(zip(chunk.ids, chunk.dues_ms, chunk.topics, strict=True))
+        assert results == [
             (row.id, row.due_ms, row.topic)
             for row in sorted(TASKS, key=lambda row: (row.due_ms, row.id))
         ]
@@ -595,12 +595,12 @@ class TestRecovery:
 
     async def test_commits_continue_between_chunks(self, subject: Subject) -> None:
         await subject.commit(tasks(range(1, 101)))
-        found: list[int] = []
+        results: list[int] = []
         async for handles in subject.store.recover_handles(chunk=10):
-            found += handles.ids
-            await subject.commit(ended([found[-1]]))
-            await subject.commit(tasks([1_000 + len(found)], due_ms=0))
-        assert found == list(range(1, 101))
+            results += handles.ids
+            await subject.commit(ended([results[-1]]))
+            await subject.commit(tasks([1_000 + len(results)], due_ms=0))
+        assert results == list(range(1, 101))
         assert len(await subject.ids()) == 100
 
     async def test_keys_are_recovered_as_hashes(self, subject: Subject) -> None:

@@ -64,13 +64,13 @@ def test_every_record_field_is_set_in_a_golden_file() -> None:
     for value, _, _ in CASES.values():
         for record in _records_in(value):
             kind = type(record).__name__
-            said = {
+            texts = {
                 name
                 for name in record._fields
                 if name not in record._field_defaults
                 or getattr(record, name) != record._field_defaults[name]
             }
-            spoken.setdefault(kind, set()).update(said)
+            spoken.setdefault(kind, set()).update(texts)
             silent[kind] = set(record._fields) - spoken[kind]
     assert len(silent) >= 16
     assert {kind: names for kind, names in silent.items() if names} == {}
@@ -109,8 +109,8 @@ async def test_a_store_is_read(stored: Subject) -> None:
     assert (opened.epoch, opened.last_batch, opened.clean, opened.created) == (2, 5, True, False)
     assert opened.id_mark == expected.id_mark
     rows = stored_tasks()
-    found = await stored.store.read([*expected.enqueued, *crowd().enqueued])
-    assert {i: task.row for i, task in found.items()} == rows
+    result = await stored.store.read([*expected.enqueued, *crowd().enqueued])
+    assert {i: task.row for i, task in result.items()} == rows
     chunks = await stored.handles()
     handles = [key for c in chunks for key in zip(c.dues_ms, c.ids, c.topics, strict=True)]
     assert handles == sorted((row.due_ms, row.id, row.topic) for row in rows.values())

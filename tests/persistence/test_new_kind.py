@@ -94,8 +94,8 @@ async def test_a_new_kind_is_rewritten_after_redis_lost_it(shared_redis: RedisSe
     await subject.commit(Effects(records=keyed(REMARK, REMARKS)))
     mirror = subject.store._mirror  # type: ignore[attr-defined]
     batches = list(mirror.batches())
-    found = {key: row for effects in batches for key, row in effects.records.items()}
-    assert found == keyed(REMARK, REMARKS)
+    by_key = {key: row for effects in batches for key, row in effects.records.items()}
+    assert by_key == keyed(REMARK, REMARKS)
     await subject.store.close(clean=True)
 
 

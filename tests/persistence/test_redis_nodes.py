@@ -33,9 +33,9 @@ B = replace(A, name="b", run="run-2", claims=(), standbys={})
 @pytest.fixture
 async def registry(shared_redis: RedisServer) -> AsyncIterator[NodeRegistry]:
     shared_redis.call("FLUSHALL")
-    found = open_nodes(shared_redis.url(), SHARDS)
-    yield found
-    await found.close()
+    result = open_nodes(shared_redis.url(), SHARDS)
+    yield result
+    await result.close()
 
 
 async def test_a_beat_publishes_all_fields_of_a_node(registry: NodeRegistry) -> None:

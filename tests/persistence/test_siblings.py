@@ -67,19 +67,19 @@ def urls(request: Request, tmp_path: Path) -> Urls:
 @pytest.fixture
 async def siblings(urls: Urls) -> AsyncIterator[Siblings]:
     """As the first shard sees the others."""
-    found = open_siblings(urls(0))
-    assert found is not None
-    yield found
-    await found.close()
+    result = open_siblings(urls(0))
+    assert result is not None
+    yield result
+    await result.close()
 
 
 @pytest.fixture
 async def subject(urls: Urls) -> AsyncIterator[Subject]:
     """Another shard, open."""
-    found = Subject(open_url(urls(2)))
-    await found.open()
-    yield found
-    await found.store.close(clean=True)
+    result = Subject(open_url(urls(2)))
+    await result.open()
+    yield result
+    await result.store.close(clean=True)
 
 
 def numbered(number: int, *rows: GroupRow) -> Effects:
@@ -238,8 +238,8 @@ async def test_a_migrating_shard_is_found_at_its_new_master(
     gone = threading.Event()
 
     def asked() -> int:
-        found = re.search(rb"errorstat_ASK:count=(\d+)", source.call("INFO", "errorstats"))
-        return int(found[1]) if found else 0
+        match = re.search(rb"errorstat_ASK:count=(\d+)", source.call("INFO", "errorstats"))
+        return int(match[1]) if match else 0
 
     def between(step: str) -> None:
         if step == "all":
@@ -268,11 +268,11 @@ async def test_a_frozen_redis_is_waited_for_once(redis_server: RedisServer) -> N
     assert siblings is not None
     assert await siblings.settings(1, 0) == (SettingsCounter(), None)
     redis_server.pause()
-    found = await asyncio.gather(
+    result = await asyncio.gather(
         *(siblings.settings(shard, 0) for shard in range(1, 64)), return_exceptions=True
     )
-    assert all(isinstance(item, StoreAway) for item in found)
-    assert sum("another shard" in str(item) for item in found) >= 32
+    assert all(isinstance(item, StoreAway) for item in result)
+    assert sum("another shard" in str(item) for item in result) >= 32
     redis_server.go_on()
 
     async def answers() -> bool:

@@ -424,21 +424,21 @@ class StoreMachine(RuleBasedStateMachine):
         for store in self.stores.values():
             assert isinstance(store, Moves)
             left: Sequence[int] = ids
-            found: dict[int, StoredTask] = {}
+            result: dict[int, StoredTask] = {}
             while left:
                 some, rest = self.run(store.read_heads(left, bytes_max))
                 assert len(rest) < len(left)
                 every = [*some.others, *chain.from_iterable(some.plain.values())]
                 assert len(set(every)) == len(every)
                 assert set(every) <= set(left[: len(left) - len(rest)])
-                found |= some.others
+                result |= some.others
                 for topic, dues_ms in some.plain.items():
                     for task_id, due_ms in dues_ms.items():
                         row = head_row(task_id, due_ms, topic, some.keys)
-                        found[task_id] = StoredTask(row, (), ())
+                        result[task_id] = StoredTask(row, (), ())
                 left = rest
-            assert found.keys() == self.content.tasks.keys()
-            for task_id, task in found.items():
+            assert result.keys() == self.content.tasks.keys()
+            for task_id, task in result.items():
                 expected = self.content.stored(self.content.tasks[task_id])
                 if task.row.body is NO_BODY:
                     options = task.row.options
@@ -466,11 +466,11 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 async def _handles(store: Store, chunk: int) -> list[tuple[int, int, str]]:
-    found: list[tuple[int, int, str]] = []
+    results: list[tuple[int, int, str]] = []
     async for handles in store.recover_handles(chunk):
         assert len(handles.ids) <= chunk
-        found += zip(handles.dues_ms, handles.ids, handles.topics, strict=True)
-    return found
+        results += zip(handles.dues_ms, handles.ids, handles.topics, strict=True)
+    return results
 
 
 async def _keys(store: Store) -> list[tuple[int, int]]:

@@ -21,9 +21,9 @@ TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 
 def section(title: str) -> str:
     """From a heading to the next one."""
-    found = re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^#+ |\Z)", TEXT, re.MULTILINE | re.DOTALL)
-    assert found is not None, f"docs/protocol.md has no section {title!r}"
-    return found[1]
+    match = re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^#+ |\Z)", TEXT, re.MULTILINE | re.DOTALL)
+    assert match is not None, f"docs/protocol.md has no section {title!r}"
+    return match[1]
 
 
 def rows(text: str) -> list[list[str]]:
@@ -86,11 +86,11 @@ def names(text: str) -> list[str]:
 
 def test_the_document_lists_every_field_of_a_task(running: Raw) -> None:
     task_id = running.enqueue(("t", b"x", 60_000))[2][1][0]
-    found = running.call(FrameType.LOOKUP, [task_id])[2][0]
+    result = running.call(FrameType.LOOKUP, [task_id])[2][0]
     paragraph = (
         section("Inspecting tasks").partition("**task map**")[2].partition("**dead map**")[0]
     )
-    assert set(found) <= set(names(paragraph))
+    assert set(result) <= set(names(paragraph))
 
 
 def test_the_document_lists_every_status(running: Raw) -> None:
@@ -99,27 +99,27 @@ def test_the_document_lists_every_status(running: Raw) -> None:
     asked = [running.call(FrameType.CANCEL, [task_id])[2][0][1:] for _ in range(2)]
     asked.append(running.call(FrameType.NACK, "w", None, [(task_id, 1, 1, None, None)])[2])
     asked.append(running.call(FrameType.ACK, "w", "g", 1, [1 << 60], [1])[2])
-    said = {word for answer in asked for word in answer}
-    assert said == {"cancelled", "already_cancelled", "unknown"}
-    assert said <= words
+    texts = {word for answer in asked for word in answer}
+    assert texts == {"cancelled", "already_cancelled", "unknown"}
+    assert texts <= words
 
 
 def example() -> list[tuple[tuple[Any, ...], bytes]]:
     block = section("Example").partition("```\n")[2].partition("```")[0]
-    found: list[tuple[tuple[Any, ...], bytes]] = []
+    results: list[tuple[tuple[Any, ...], bytes]] = []
     for line in block.splitlines():
         if line.startswith(("C ", "D ")):
-            found.append((ast.literal_eval(line[2:]), b""))
+            results.append((ast.literal_eval(line[2:]), b""))
         else:
-            frame, data = found[-1]
-            found[-1] = frame, data + bytes.fromhex(line)
-    return found
+            frame, data = results[-1]
+            results[-1] = frame, data + bytes.fromhex(line)
+    return results
 
 
 def test_the_documents_example_is_exact() -> None:
-    found = example()
-    assert [frame[0] for frame, _ in found] == [1, 65, 2, 65, 4, 65, 67, 8, 65]
-    for frame, data in found:
+    result = example()
+    assert [frame[0] for frame, _ in result] == [1, 65, 2, 65, 4, 65, 67, 8, 65]
+    for frame, data in result:
         assert encode(frame).hex(" ") == data.hex(" ")
         [decoded] = Decoder(4096).feed(data)
         assert encode(decoded) == data

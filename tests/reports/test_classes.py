@@ -68,8 +68,8 @@ def test_one_of_many_concurrent_jvms_records(cache: Path) -> None:
         return classes.class_options(str(cache))
 
     with ThreadPoolExecutor(many) as pool:
-        found = [future.result() for future in [pool.submit(start) for _ in range(many)]]
-    (recording,) = (options for options in found if options)
+        results = [future.result() for future in [pool.submit(start) for _ in range(many)]]
+    (recording,) = (options for options in results if options)
     assert classes.recorded(recording)
 
 

@@ -30,9 +30,9 @@ def made(whole_story: Report) -> Report:
 
 
 def only(rows: list[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
-    found = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
-    assert len(found) == 1, (wanted, rows)
-    return found[0]
+    results = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+    assert len(results) == 1, (wanted, rows)
+    return results[0]
 
 
 def test_every_event_is_counted(made: Report) -> None:
@@ -72,16 +72,16 @@ def test_stuck_tasks_are_counted_beyond_the_listed(
     made: Report, most: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cut = replace(made, rows={**made.rows, "stuck": made.rows["stuck"][:most]})
-    said = cut.summary()
-    assert (said.stuck, said.stuck_listed) == (2, most)
+    outcome = cut.summary()
+    assert (outcome.stuck, outcome.stuck_listed) == (2, most)
     text = page.render(cut.rows, made.topics, made.loaded.manifest, made.settings)
     assert "<b>2</b><span>stuck tasks</span>" in text
     assert ("The 1 longest overdue of 2" in text) == (most == 1)
-    show_report(Output(as_json=False), said, made.settings, 1.0)
+    show_report(Output(as_json=False), outcome, made.settings, 1.0)
     remarks = capsys.readouterr().err
     assert "stuck: 2 tasks" in remarks
     assert ("the 1 longest overdue are in" in remarks) == (most == 1)
-    show_report(Output(as_json=True), said, made.settings, 1.0)
+    show_report(Output(as_json=True), outcome, made.settings, 1.0)
     answer = json.loads(capsys.readouterr().out)
     assert (answer["stuck"], answer["stuck_listed"]) == (2, most)
 
@@ -207,8 +207,8 @@ def test_a_topic_without_a_group_can_be_chosen_on_a_page_of_days(
 
 def data_of(place: Path) -> dict[str, Any]:
     text = place.read_text().split('<script id="data" type="application/json">')[1]
-    found: dict[str, Any] = json.loads(text.split("</script")[0])
-    return found
+    answer: dict[str, Any] = json.loads(text.split("</script")[0])
+    return answer
 
 
 def test_the_choice_changes_everything_on_the_page(
@@ -338,11 +338,11 @@ def test_a_click_on_a_bucket_lists_the_tasks_behind_it(
     )
     seen = browser.dom(place).split('id="behind"')[1].split("</section>")[0]
     assert "Slowest tasks of 2026-11-20" in seen
-    found = re.findall(r"<tr><td>(\d+)</td>", seen)
+    matches = re.findall(r"<tr><td>(\d+)</td>", seen)
     end = times[bucket + 1] if bucket + 1 < len(times) else float("inf")
     there = [row for row in wanted if times[bucket] <= row["at"] < end]
-    assert found == [str(row["task"]) for row in sorted(there, key=lambda row: -row["took"])[:20]]
-    assert found
+    assert matches == [str(row["task"]) for row in sorted(there, key=lambda row: -row["took"])[:20]]
+    assert matches
 
 
 LOOK = """<!doctype html><body><iframe style="width:WIDTHpx;height:844px;border:0"></iframe>

@@ -71,8 +71,8 @@ def test_segments_are_in_the_order_of_writing(tmp_path: Path) -> None:
     names = [f"dt=2026-11-20/{hour}/{name}.jsonl" for hour, name in written]
     for name, (_, file) in zip(names, written, strict=True):
         put(tmp_path / file[0], name, 1)
-    found = listed(LocalFiles(), settings_of(tmp_path / "a", tmp_path / "b"))
-    assert [segment.name for segment in found] == names
+    result = listed(LocalFiles(), settings_of(tmp_path / "a", tmp_path / "b"))
+    assert [segment.name for segment in result] == names
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,11 @@ def test_histories_of_two_stores_are_not_mixed(tmp_path: Path) -> None:
     put(a, NAME.replace("e5", "e6"), 9)
     put(b, other, 9)
     put(b, other.replace("e5", "e7"), 9)
-    said = "b-s3-e5-000001.jsonl belong to different stores, because both have epoch 5 of shard 3"
-    with pytest.raises(ReportError, match=said):
+    text = "b-s3-e5-000001.jsonl belong to different stores, because both have epoch 5 of shard 3"
+    with pytest.raises(ReportError, match=text):
         new_segments(listed(LocalFiles(), settings_of(a, b)), Manifest())
     held = Manifest(segments={NAME: Loaded(9, False, 1, 1)})
-    with pytest.raises(ReportError, match=said):
+    with pytest.raises(ReportError, match=text):
         new_segments(listed(LocalFiles(), settings_of(b)), held)
     (b / other).unlink()
     assert len(new_segments(listed(LocalFiles(), settings_of(a, b)), held)) == 2
@@ -172,8 +172,8 @@ def test_a_report_of_two_nodes_equals_one_history(
         assert report.rows[name] == whole_story.rows[name], name
     assert state.unchanged_summary(settings) is not None
     # What is left out is said, also when nothing else has changed.
-    said = state.unchanged_summary(replace(settings, history=(str(a),)))
-    assert said is not None and said.left_out == [str(archive), str(b)]
+    answer = state.unchanged_summary(replace(settings, history=(str(a),)))
+    assert answer is not None and answer.left_out == [str(archive), str(b)]
     together = tmp_path / "together"
     for folder in (b, a):
         shutil.copytree(folder, together, dirs_exist_ok=True)

@@ -26,11 +26,11 @@ def of(span_ms: int, rows: int = 1_000, **more: int) -> Grain:
     ],
 )  # fmt: skip
 def test_the_grain_follows_the_time_span(span_ms: int, text: str) -> None:
-    found = of(span_ms)
-    assert found.text == text
-    assert span_ms / found.step_ms <= 1_000
-    if found.name == "step":
-        assert span_ms < BUCKETS_MAX * found.step_ms
+    result = of(span_ms)
+    assert result.text == text
+    assert span_ms / result.step_ms <= 1_000
+    if result.name == "step":
+        assert span_ms < BUCKETS_MAX * result.step_ms
 
 
 def test_a_part_of_a_long_time_has_a_finer_grain() -> None:

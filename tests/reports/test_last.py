@@ -40,13 +40,13 @@ def settings(kept: Report, tmp_path: Path) -> ReportSettings:
 
 
 def test_the_last_report_is_reused_without_changes(kept: Report, settings: ReportSettings) -> None:
-    found = unchanged_summary(settings)
-    assert found is not None
-    said = kept.summary()
-    assert found.topics == said.topics == kept.rows["by_topic"]
-    assert (found.all, found.slo, found.stuck) == (said.all, said.slo, said.stuck)
-    assert (found.new_events, found.events) == (0, said.new_events)
-    assert found.page == f"{settings.out}/report.html"
+    result = unchanged_summary(settings)
+    assert result is not None
+    answer = kept.summary()
+    assert result.topics == answer.topics == kept.rows["by_topic"]
+    assert (result.all, result.slo, result.stuck) == (answer.all, answer.slo, answer.stuck)
+    assert (result.new_events, result.events) == (0, answer.new_events)
+    assert result.page == f"{settings.out}/report.html"
 
 
 def grow(settings: ReportSettings) -> None:

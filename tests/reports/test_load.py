@@ -99,8 +99,8 @@ def test_an_open_segment_is_read_again_as_it_grows_until_it_is_sealed(
 
 
 def reasons(table: Table, manifest: Manifest) -> dict[str, int]:
-    found = table.quarantine(manifest).groupBy("reason").count().collect()
-    return {row.reason: row["count"] for row in found}
+    rows = table.quarantine(manifest).groupBy("reason").count().collect()
+    return {row.reason: row["count"] for row in rows}
 
 
 TOPICS = ("a/b", "a:b", "a_b", "a-2fb", "2024", "1e5", "..", "_", "x" * 255, "x" * 254 + "/",
@@ -150,17 +150,19 @@ def test_valid_lines_are_loaded_and_others_counted_by_kind(
     torn, *_ = write(history, [{**event, "shard": 2} for event in book.events], number=4)
     packed = torn.read_bytes()
     torn.write_bytes(packed[: len(packed) // 2])
-    found = load()
+    answer = load()
     counted = {name: len(group) for name, group in lines.items()}
-    assert reasons(table, found.manifest) == {**counted, "damaged": 1}
+    assert reasons(table, answer.manifest) == {**counted, "damaged": 1}
     good = [*whole(len(book.events)), (0, 2, 1), (0, 2, 2), (0, 2, 3)]
-    there = seqs(table, found.manifest)
+    there = seqs(table, answer.manifest)
     assert [item for item in there if item[0] == 0] == good
     assert len([item for item in there if item[0] == 1]) == len(odd.events)
     assert 0 < len([item for item in there if item[0] == 2]) < len(book.events)
-    kept = table.quarantine(found.manifest).filter("reason = 'unknown'").collect()
+    kept = table.quarantine(answer.manifest).filter("reason = 'unknown'").collect()
     assert kept[0].line == lines["unknown"][0]
-    rows = table.events(found.manifest).filter("shard = 1").select("topic", "topic_part").distinct()
+    rows = (
+        table.events(answer.manifest).filter("shard = 1").select("topic", "topic_part").distinct()
+    )
     parts = {row.topic: row.topic_part for row in rows.collect()}
     assert parts.keys() == set(TOPICS) and len(set(parts.values())) == len(TOPICS)
     assert all(len(part) < 200 for part in parts.values())
@@ -183,12 +185,12 @@ def test_late_segments_and_many_runs_give_the_same_table(
     late = load()
     write(history, events[:15], number=1)
     write(history, [events[16]], number=3)
-    found = load(batch_bytes=500)
-    assert found.batches > 1
-    assert (found.rows, found.duplicates) == (15, 1)
-    assert seqs(table, found.manifest) == whole(len(events))
-    assert late.manifest.last_ms == found.manifest.last_ms
-    split = everything(table, found.manifest)
+    answer = load(batch_bytes=500)
+    assert answer.batches > 1
+    assert (answer.rows, answer.duplicates) == (15, 1)
+    assert seqs(table, answer.manifest) == whole(len(events))
+    assert late.manifest.last_ms == answer.manifest.last_ms
+    split = everything(table, answer.manifest)
     for name in ("ROLLUP_RUNS_MAX", "EVENT_RUNS_MAX", "JOURNEY_RUNS_MAX"):
         monkeypatch.setattr(table_module, name, 2)
     fewer = load()
@@ -206,17 +208,17 @@ def everything(table: Table, manifest: Manifest) -> dict[str, list[Any]]:
     from tickwheel.reports import rollups
 
     parts = {"facts": facts(table, manifest)}
-    found: dict[str, list[Any]] = {"facts": sorted(map(repr, parts["facts"].items()))}
+    result: dict[str, list[Any]] = {"facts": sorted(map(repr, parts["facts"].items()))}
     for name in sorted(set(schema.ROLLUPS) - {"facts"}):
         frame = rollups.merged(name, table.rollup(name, manifest))
         columns = sorted(set(frame.columns) - {"run"})
-        found[name] = sorted(map(repr, frame.select(*columns).collect()))
+        result[name] = sorted(map(repr, frame.select(*columns).collect()))
     for name, frame in (
         ("open", table.open_journeys(manifest)),
         ("closed", table.closed_journeys(manifest.journeys)),
     ):
-        found[name] = sorted(map(repr, frame.collect()))
-    return found
+        result[name] = sorted(map(repr, frame.collect()))
+    return result
 
 
 def test_leftovers_of_a_killed_run_are_removed(
@@ -310,9 +312,9 @@ def test_a_segment_removed_during_loading_is_not_damaged(
     listed = table_module.listed
 
     def then_gone(*arguments: Any) -> list[Any]:
-        found = listed(*arguments)
+        result = listed(*arguments)
         paths[0].rename(paths[0].with_name("n1-s0-e1-000009.jsonl.gz"))
-        return found
+        return result
 
     with monkeypatch.context() as patched:
         patched.setattr(table_module, "listed", then_gone)
@@ -339,8 +341,8 @@ def test_lines_of_a_newer_version_are_loaded_after_an_update(
     monkeypatch.setattr(schema, "VERSION", 2)
     (gone,) = history.glob("dt=*/hour=*/*000002*")
     gone.unlink()
-    found = load()
-    assert 0 < found.segments <= len(paths)
-    assert seqs(table, found.manifest) == whole(len(events))
-    assert reasons(table, found.manifest) == {"newer": 1}
+    answer = load()
+    assert 0 < answer.segments <= len(paths)
+    assert seqs(table, answer.manifest) == whole(len(events))
+    assert reasons(table, answer.manifest) == {"newer": 1}
     assert load().segments == 0

@@ -22,8 +22,8 @@ T0 = ms("2026-11-20T10:00:00")
 
 
 def rows(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
-    found = frame.select(*columns) if columns else frame
-    return [tuple(row) for row in found.collect()]
+    result = frame.select(*columns) if columns else frame
+    return [tuple(row) for row in result.collect()]
 
 
 def events(spark: SparkSession, *made: dict[str, Any]) -> DataFrame:
@@ -51,10 +51,10 @@ def one(
 ) -> DataFrame:  # fmt: skip
     """A figure's table by ``keys``, sorted by these and ``more``."""
     cube = metrics.Cube({"one": keys}, zone)
-    found = figure(frame, cube, **options)
-    names = cube.columns("one", found.columns)
+    result = figure(frame, cube, **options)
+    names = cube.columns("one", result.columns)
     first = [name for name in names if name in {*metrics.BUCKET, *keys}]
-    return found.select(*names).orderBy(*first, *more)
+    return result.select(*names).orderBy(*first, *more)
 
 
 def test_volumes_count_each_event_and_redeliveries(spark: SparkSession) -> None:
@@ -136,8 +136,8 @@ def test_reasons_are_the_most_frequent_of_each_event(spark: SparkSession) -> Non
         {"time_ms": T0, "event": "dead", "group": "g"},
         {"time_ms": T0, "event": "acked", "group": "g", "reason": "not one"},
     ]
-    found = rollups.reasons(events(spark, *made))
-    assert rows(one(metrics.reasons, found, ["topic"], "event", top=1)) == [
+    result = rollups.reasons(events(spark, *made))
+    assert rows(one(metrics.reasons, result, ["topic"], "event", top=1)) == [
         ("t", "dead", "(none given)", 1), ("t", "nacked", "order # is locked", 3),
     ]  # fmt: skip
 
@@ -164,8 +164,8 @@ def test_the_backlog_counts_started_and_unfinished_tasks(spark: SparkSession) ->
     steps = [(0, 2), (1, 1), (2, -2), (5, -1)]
     waits = [(T0 + q * quarter, "t", "g", "due", n) for q, n in steps]
     waits += [(T0, "old", "g", "due", -4), (T0 + HOUR, "old", "g", "due", 1)]
-    found = metrics.backlog(spark.createDataFrame(waits, schema.WAITS), "UTC")
-    assert rows(found, "start_ms", "topic", "at_end", "most") == [
+    result = metrics.backlog(spark.createDataFrame(waits, schema.WAITS), "UTC")
+    assert rows(result, "start_ms", "topic", "at_end", "most") == [
         (T0, "old", 0, 0), (T0, "t", 1, 3), (T0 + HOUR, "old", 1, 1), (T0 + HOUR, "t", 0, 1),
     ]  # fmt: skip
 
@@ -208,14 +208,14 @@ def journey_events(spark: SparkSession) -> DataFrame:
 
 
 def test_journeys_follow_each_task_to_its_end(spark: SparkSession) -> None:
-    found = rollups.advance(journey_events(spark), None).persist()
-    closed = found.filter("closed")
+    result = rollups.advance(journey_events(spark), None).persist()
+    closed = result.filter("closed")
     assert rows(
         closed, "task_id", "group", "came_due_ms", "acked_ms", "deliveries", "attempts"
     ) == [(1, "g", T0 + 1_000, T0 + 9_100, 2, 2)]
     assert rows(rollups.slow(closed), "key", "took_ms") == [("k1", 8_100)]
     assert rows(rollups.origins(closed), "name", "n", "took_sum_ms") == [("p", 1, 8_100)]
-    unfinished = found.filter("not closed").drop("closed")
+    unfinished = result.filter("not closed").drop("closed")
     names = ("task_id", "group", "state", "overdue_ms")
     assert rows(metrics.stuck(unfinished, T0 + 2 * HOUR, HOUR), *names) == [
         (3, "g", "in flight", 2 * HOUR - 1_000),
@@ -234,7 +234,7 @@ def test_journeys_follow_each_task_to_its_end(spark: SparkSession) -> None:
     assert sorted(late) == [(3,), (4,), (5,), (6,)]
     waits = {
         (row.kind, row.group, row.quarter_ms): row.n
-        for row in rollups.waits(found, T0 + 2 * HOUR).collect()
+        for row in rollups.waits(result, T0 + 2 * HOUR).collect()
     }
     assert not [name for name in waits if name[2] > T0]  # task 5 is due later than is known
     # Six were enqueued, four were delivered in that quarter (and three of their groups did not
@@ -243,7 +243,7 @@ def test_journeys_follow_each_task_to_its_end(spark: SparkSession) -> None:
     assert waits["due", "", T0] == 1
     assert waits["due", "g", T0] == 4 - 3
     assert waits["due", "h", T0] == 1
-    found.unpersist()
+    result.unpersist()
 
 
 def test_a_task_missing_in_a_group_is_unfinished(spark: SparkSession) -> None:
@@ -262,9 +262,9 @@ def test_a_task_missing_in_a_group_is_unfinished(spark: SparkSession) -> None:
     made.append({"task_id": 4, "time_ms": T0 + 9, "event": "rescheduled", "due_ms": T0 + 100})
     made[-2]["ended"] = False  # task 4, too, and it has a row of its own as a whole
     whole = events(spark, *made)
-    found = rollups.advance(whole, None).persist()
-    assert sorted(set(rows(found.filter("closed"), "task_id"))) == [(2,), (3,)]
-    unfinished = found.filter("not closed").drop("closed")
+    result = rollups.advance(whole, None).persist()
+    assert sorted(set(rows(result.filter("closed"), "task_id"))) == [(2,), (3,)]
+    unfinished = result.filter("not closed").drop("closed")
     names = ("task_id", "group", "state", "expected_ms", "attempts")
     assert sorted(rows(metrics.stuck(unfinished, T0 + 2 * HOUR, HOUR), *names)) == [
         (1, "", metrics.OWED, T0 + 100, 0), (4, "", metrics.OWED, T0 + 100, 0),
@@ -284,7 +284,7 @@ def test_a_task_missing_in_a_group_is_unfinished(spark: SparkSession) -> None:
     third = rollups.advance(events(spark, rest), None).filter("not closed").drop("closed")
     assert third.count() == 1
     assert not rows(metrics.stuck(third, T0 + 2 * HOUR, HOUR))
-    found.unpersist()
+    result.unpersist()
 
 
 def test_journeys_do_not_depend_on_the_order_of_runs(spark: SparkSession) -> None:
@@ -309,8 +309,8 @@ def test_the_slowest_keys_of_each_quarter_are_listed(spark: SparkSession) -> Non
         closed, "task_id LONG, topic STRING, `group` STRING, key STRING, came_due_ms LONG, "
         "acked_ms LONG, deliveries LONG",
     )  # fmt: skip
-    found = sorted(rows(rollups.slow(frame, limit=2), "took_ms", "key", "task_id", "quarter_ms"))
-    assert found == [
+    results = sorted(rows(rollups.slow(frame, limit=2), "took_ms", "key", "task_id", "quarter_ms"))
+    assert results == [
         (9, "later", 5, T0 + HOUR), (50, "next", 4, T0), (900, "worst", 1, T0),
     ]  # fmt: skip
 
@@ -320,8 +320,8 @@ def test_the_slowest_come_first(spark: SparkSession) -> None:
         (T0, "t", "g", "fast", 1, T0, T0 + 5, 5, 1), (T0, "t", "g", "slow", 2, T0, T0 + 90, 90, 1),
         (T0, "t", "g", "slow", 3, T0, T0 + 70, 70, 1), (T0, "t", "g", None, 4, T0, T0 + 99, 99, 1),
     ]  # fmt: skip
-    found = metrics.slowest_keys(spark.createDataFrame(slow, schema.SLOW), top=1)
-    assert rows(found, "key", "took_ms", "task_id") == [("slow", 90, 2)]
+    result = metrics.slowest_keys(spark.createDataFrame(slow, schema.SLOW), top=1)
+    assert rows(result, "key", "took_ms", "task_id") == [("slow", 90, 2)]
     made = [
         {"time_ms": T0, "event": "enqueued", "producer": "shop:50001"},
         {"time_ms": T0, "event": "enqueued", "producer": "shop:50002"},
@@ -400,8 +400,8 @@ def test_days_have_the_hours_that_clocks_show(
     counted = metrics.with_targets(spark.createDataFrame(facts, schema.FACTS), ())
     by_day = rows(one(metrics.service, counted, [metrics.DAY], zone=zone), "local", "acked")
     assert dict(by_day)[day] == 4 * hours
-    found = one(metrics.service, counted, [metrics.HOUR], zone=zone)
-    inside = [row for row in rows(found, "local", "acked", "start_ms") if row[0].startswith(day)]
+    result = one(metrics.service, counted, [metrics.HOUR], zone=zone)
+    inside = [row for row in rows(result, "local", "acked", "start_ms") if row[0].startswith(day)]
     assert len(inside) == hours
     assert {row[1] for row in inside} == {4}
     assert [row[0][11:] for row in inside if " 02:" in row[0]] == twice or hours == 24

@@ -87,11 +87,11 @@ def test_a_killed_run_has_no_effect(
     killed = newest_manifest(Files(spark), str(root))
     assert killed == first.manifest
     assert (root / "_lock").exists()
-    found = load()
+    answer = load()
     table = Table(spark, Files(spark), str(root))
-    assert 0 < killed.rows < found.manifest.rows == len(events)
-    assert table.events(found.manifest).count() == len(events)
-    counted = table.rollup("facts", found.manifest).selectExpr("sum(n)").first()
+    assert 0 < killed.rows < answer.manifest.rows == len(events)
+    assert table.events(answer.manifest).count() == len(events)
+    counted = table.rollup("facts", answer.manifest).selectExpr("sum(n)").first()
     # The event "dropped" counts for the seven that it stands for.
     assert counted is not None
     assert counted[0] == len(events) + 6
@@ -205,8 +205,8 @@ def test_missing_parts_are_named(
     from tickwheel.reports import session
 
     if missing == "pyspark":
-        found = stand_in(importlib.util, find_spec=lambda name: None)
-        monkeypatch.setattr(session, "importlib", stand_in(importlib, util=found))
+        result = stand_in(importlib.util, find_spec=lambda name: None)
+        monkeypatch.setattr(session, "importlib", stand_in(importlib, util=result))
     else:
         monkeypatch.setattr(session, "shutil", stand_in(shutil, which=lambda name: None))
         monkeypatch.delenv("JAVA_HOME", raising=False)

@@ -247,10 +247,10 @@ def test_a_table_without_causes_is_extended(
 
 def without(spark: SparkSession, place: Path, column: str, *folders: str) -> None:
     """The files below ``place`` as a version wrote them that had no such column."""
-    found = spark.read.parquet(str(place))
-    assert column in found.columns
+    result = spark.read.parquet(str(place))
+    assert column in result.columns
     made = place.with_name("_made")
-    found.drop(column).write.partitionBy(*folders).parquet(str(made))
+    result.drop(column).write.partitionBy(*folders).parquet(str(made))
     shutil.rmtree(place)
     made.rename(place)
 

@@ -44,14 +44,14 @@ def loaded(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Loa
     settings = ReportSettings((str(folder / "history"),), str(folder / "out"))
     loader = Loader(spark, settings, lambda stage, done, of: None)
     with loader.lock() as lock:
-        found = loader.load(lock)
+        answer = loader.load(lock)
     table = Table(spark, Files(spark), settings.table)
-    rows = table.events(found.manifest).groupBy("shard").count().collect()
+    rows = table.events(answer.manifest).groupBy("shard").count().collect()
     return Loaded(
         lines,
         Counter({row["shard"]: row["count"] for row in rows}),
-        (len([*(folder / "history").rglob("*.jsonl*")]), found.segments),
-        table.quarantine(found.manifest).count(),
+        (len([*(folder / "history").rglob("*.jsonl*")]), answer.segments),
+        table.quarantine(answer.manifest).count(),
     )
 
 

@@ -45,8 +45,8 @@ def _parsed(path: Path) -> ast.Module:
 
 
 def _modules(part: str) -> Iterator[Path]:
-    found = PACKAGE / part
-    yield from sorted(found.rglob("*.py")) if found.is_dir() else [found.with_suffix(".py")]
+    result = PACKAGE / part
+    yield from sorted(result.rglob("*.py")) if result.is_dir() else [result.with_suffix(".py")]
 
 
 def _imports(path: Path, *, lazy: bool = True) -> Iterator[str]:
@@ -104,11 +104,11 @@ def _ours(name: str) -> str | None:
 
 def test_the_import_contracts_hold() -> None:
     lint = "from importlinter.cli import lint_imports_command as lint; lint()"
-    found = subprocess.run(
+    finished = subprocess.run(
         [sys.executable, "-c", lint, "--no-cache"],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert found.returncode == 0, found.stdout + found.stderr
+    assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
 def test_the_pure_parts_import_an_allow_list_of_the_standard_library() -> None:
@@ -266,15 +266,15 @@ class _Class(NamedTuple):
 
 def test_packages_use_public_names_of_each_other() -> None:
     """A package is a folder or a module directly under ``tickwheel``, or under its ``server``."""
-    found = {
+    offences = {
         offence
         for path in MODULES.values()
         for offence in (*_private_imports(path), *_private_attributes(path))
     }
-    found |= set(_private_inheritance())
+    offences |= set(_private_inheritance())
     listed = PRIVATE_OF_LIBRARIES.keys()
-    assert not found - listed, "give it a public name, or move the code to its package"
-    assert not listed - found, "no longer used: delete it from the list"
+    assert not offences - listed, "give it a public name, or move the code to its package"
+    assert not listed - offences, "no longer used: delete it from the list"
 
 
 def _package(path: Path) -> str:
@@ -291,8 +291,8 @@ def _private_names() -> dict[str, set[str]]:
     """Package → the private names of its functions, classes, variables, fields and attributes."""
     names: dict[str, set[str]] = {}
     for path in MODULES.values():
-        found = {name for name in _defined(_parsed(path)) if _is_private(name)}
-        names.setdefault(_package(path), set()).update(found)
+        results = {name for name in _defined(_parsed(path)) if _is_private(name)}
+        names.setdefault(_package(path), set()).update(results)
     return names
 
 

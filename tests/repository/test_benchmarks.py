@@ -63,7 +63,7 @@ def test_each_case_measures_the_metrics_of_its_bounds(
 
     figures = json.loads(out.read_text())
     assert code == 0, (figures["failures"], figures["bounds"], capsys.readouterr().err)
-    found = {
+    result = {
         "beanstalkd": find_beanstalkd(),
         "PostgreSQL": find_postgres(),
         "redis-py": find_redis(),
@@ -71,7 +71,7 @@ def test_each_case_measures_the_metrics_of_its_bounds(
     bounds = [b for b in BOUNDS if b.store in (None, store)]
     wanted = {b.metric for b in bounds if b.metric.startswith(f"{case}.")}
     absent = wanted - figures["metrics"].keys()
-    assert absent <= {b.metric for b in bounds if b.peer and found[b.peer] is None}
+    assert absent <= {b.metric for b in bounds if b.peer and result[b.peer] is None}
     assert figures["environment"]["fdatasync_4k_ms"]["median"] > 0
     assert case in capsys.readouterr().out
 
@@ -226,8 +226,8 @@ def test_a_peer_of_npms_is_installed_once_into_its_folder(
 ) -> None:
     folder, calls = tmp_path / "graphile", tmp_path / "calls"
     package = folder / "node_modules" / "graphile-worker" / "package.json"
-    found = f'{{"version": "{peers.GRAPHILE_VERSION}"}}'
-    script = f"echo \"$@\" >>{calls}; mkdir -p {package.parent}; echo '{found}' >{package}"
+    text = f'{{"version": "{peers.GRAPHILE_VERSION}"}}'
+    script = f"echo \"$@\" >>{calls}; mkdir -p {package.parent}; echo '{text}' >{package}"
     monkeypatch.setenv("PATH", _npm(tmp_path, script))
 
     for _ in range(2):

@@ -89,11 +89,11 @@ def test_make_passes_the_callers_variables_on(tmp_path: Path, name: str) -> None
     more.write_text(f'tell-it:\n\t@echo "$${name}"\n')
     # Not the make that runs the tests: below another one it says more.
     above = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
-    said = subprocess.run(
+    finished = subprocess.run(
         ["make", "-f", "Makefile", "-f", str(more), "tell-it"], cwd=ROOT, capture_output=True,
         text=True, check=True, env={**above, name: "of-the-caller"},
     )  # fmt: skip
-    assert said.stdout == "of-the-caller\n"
+    assert finished.stdout == "of-the-caller\n"
 
 
 def test_texts_of_the_picture_fit_their_boxes() -> None:
@@ -143,9 +143,9 @@ def test_systemd_finds_little_that_the_unit_may_do() -> None:
         ["systemd-analyze", "security", "--offline=true", str(DEPLOY / "tickwheel.service")],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    found = re.search(r"exposure level for \S+: ([\d.]+)", done.stdout)
-    assert found is not None, done.stderr
-    assert float(found[1]) <= EXPOSURE_MAX
+    match = re.search(r"exposure level for \S+: ([\d.]+)", done.stdout)
+    assert match is not None, done.stderr
+    assert float(match[1]) <= EXPOSURE_MAX
 
 
 def test_the_unit_does_not_hide_proc() -> None:
@@ -240,9 +240,9 @@ def test_sdist_and_wheel_install_into_an_empty_environment(tmp_path: Path) -> No
         [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel], check=True
     )
     command = tmp_path / "empty" / "bin" / "tickwheel"
-    said = subprocess.run([command, "serve"], capture_output=True, text=True, check=False)
-    assert said.stderr.count("\n") == 1
-    assert "pip install 'tickwheel[cli]'" in said.stderr
+    finished = subprocess.run([command, "serve"], capture_output=True, text=True, check=False)
+    assert finished.stderr.count("\n") == 1
+    assert "pip install 'tickwheel[cli]'" in finished.stderr
     metadata = subprocess.run(
         [python, "-c", "import importlib.metadata as m; print(m.metadata('tickwheel'))"],
         capture_output=True, text=True, check=True,

@@ -70,9 +70,9 @@ def checked(*command: str) -> None:
 
 
 def test_yamllint_accepts_all_files() -> None:
-    found = [str(path) for path in (*DEPLOY.rglob("*.yaml"), *DEPLOY.rglob("*.yml"))]
-    assert len(found) >= 12
-    checked(tool("yamllint"), "--strict", "-d", YAML_RULES, *found)
+    results = [str(path) for path in (*DEPLOY.rglob("*.yaml"), *DEPLOY.rglob("*.yml"))]
+    assert len(results) >= 12
+    checked(tool("yamllint"), "--strict", "-d", YAML_RULES, *results)
 
 
 def test_compose_files_follow_the_schema_of_compose() -> None:
@@ -101,13 +101,13 @@ def test_a_field_that_kubernetes_does_not_know_is_refused() -> None:
 
 @pytest.mark.parametrize("folder", [KUBERNETES, WORKERS], ids=lambda path: str(path.name))
 def test_a_kustomization_names_existing_files(folder: Path) -> None:
-    said = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    files = [name for entry in said.get("configMapGenerator", ()) for name in entry["files"]]
-    for name in [*said["resources"], *files]:
+    answer = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    files = [name for entry in answer.get("configMapGenerator", ()) for name in entry["files"]]
+    for name in [*answer["resources"], *files]:
         assert (folder / name).is_file(), name
     if shutil.which("kubectl"):
         checked("kubectl", "kustomize", str(folder))
-    [image] = said["images"]
+    [image] = answer["images"]
     kind = "StatefulSet" if folder == KUBERNETES else "Deployment"
     assert pod(the(kind))[1]["image"] == image["name"], "the image is replaced"
 
@@ -191,8 +191,8 @@ def test_security_documents_agree() -> None:
 
 
 def test_commands_are_found_where_they_stand() -> None:
-    found = {line.split()[0] for text in TEXTS.values() for line in _commands(text)}
-    assert found >= {"serve", "token", "load", "backup"}
+    results = {line.split()[0] for text in TEXTS.values() for line in _commands(text)}
+    assert results >= {"serve", "token", "load", "backup"}
 
 
 @pytest.mark.parametrize("line", ["serve --shop x", "no-such-thing", "token make x"])
@@ -310,11 +310,11 @@ def test_the_template_unit_is_the_unit_with_places_of_its_own() -> None:
 
 def test_a_unit_waits_for_a_stop_and_puts_state_where_it_works() -> None:
     for path in (ONE, MANY):
-        said = dict(re.findall(r"^(\w+)=(.*)$", path.read_text(), re.MULTILINE))
-        assert float(said["TimeoutStopSec"]) >= stop_s(load())
-        assert said["WorkingDirectory"] == f"/var/lib/{said['StateDirectory']}"
-        assert said["ExecStart"].split()[1:3] == ["serve", "--config"]
-        assert Path(said["ExecStart"].split()[3]).parent == Path("/etc/tickwheel")
+        matches = dict(re.findall(r"^(\w+)=(.*)$", path.read_text(), re.MULTILINE))
+        assert float(matches["TimeoutStopSec"]) >= stop_s(load())
+        assert matches["WorkingDirectory"] == f"/var/lib/{matches['StateDirectory']}"
+        assert matches["ExecStart"].split()[1:3] == ["serve", "--config"]
+        assert Path(matches["ExecStart"].split()[3]).parent == Path("/etc/tickwheel")
 
 
 def test_files_of_root_are_passed_as_credentials() -> None:
@@ -329,9 +329,9 @@ def test_files_of_root_are_passed_as_credentials() -> None:
 
 def test_services_restart_after_a_crash_and_a_reboot() -> None:
     for unit in (ONE, MANY):
-        said = dict(re.findall(r"^(\w+)=(.*)$", unit.read_text(), re.MULTILINE))
-        assert (said["Restart"], said["WantedBy"]) == ("on-failure", "multi-user.target")
-        assert said["StartLimitIntervalSec"] == "0", "systemd gives up after five starts in 10 s"
+        matches = dict(re.findall(r"^(\w+)=(.*)$", unit.read_text(), re.MULTILINE))
+        assert (matches["Restart"], matches["WantedBy"]) == ("on-failure", "multi-user.target")
+        assert matches["StartLimitIntervalSec"] == "0", "systemd gives up after five starts in 10 s"
     for path in COMPOSE:
         for name, service in services(path).items():
             is_done = {"condition": "service_completed_successfully"}
@@ -374,10 +374,10 @@ def test_daemons_of_the_manifests_have_valid_settings(
 ) -> None:
     daemons = the("StatefulSet")
     spec, container = pod(daemons)
-    said = environment(container)
+    answer = environment(container)
     service = the("Service", daemons["spec"]["serviceName"])
     settings = settings_of(
-        monkeypatch, {**said, "TICKWHEEL_STORE": "redis://redis.example:6379/0"}, tmp_path
+        monkeypatch, {**answer, "TICKWHEEL_STORE": "redis://redis.example:6379/0"}, tmp_path
     )
     assert settings.advertise == (
         f"tcp://<TICKWHEEL_NODE>.{service['metadata']['name']}.<POD_NAMESPACE>:7355"
@@ -390,7 +390,7 @@ def test_daemons_of_the_manifests_have_valid_settings(
     assert 2 * settings.resident_bytes_max <= int(memory.removesuffix("Gi")) << 30
     stop = container["lifecycle"]["preStop"]["sleep"]["seconds"] + stop_s(settings)
     assert spec["terminationGracePeriodSeconds"] >= stop
-    tokens = Path(said["TICKWHEEL_TOKENS_FILE"])
+    tokens = Path(answer["TICKWHEEL_TOKENS_FILE"])
     [mount] = [
         mount for mount in container["volumeMounts"] if mount["mountPath"] == str(tokens.parent)
     ]
@@ -404,9 +404,9 @@ def test_services_and_probes_use_ports_of_the_daemons() -> None:
     _, container = pod(daemons)
     ports = {entry["name"]: entry["containerPort"] for entry in container["ports"]}
     assert set(ports.values()) == {7355, 7356}
-    found = objects("Service")
-    assert len(found) == 2
-    for service in found:
+    result = objects("Service")
+    assert len(result) == 2
+    for service in result:
         assert service["spec"]["selector"].items() <= labels.items()
         for port in service["spec"]["ports"]:
             assert ports[port["targetPort"]] == port["port"]

@@ -158,9 +158,9 @@ def _parts_of_the_check() -> list[str]:
     """As the script itself names them to somebody who asks for another."""
     done = _check("format", "none-such")
     assert done.returncode == 2
-    said = re.fullmatch(r"check: no part 'none-such'; there are: (.*)\n", done.stderr)
-    assert said is not None, done.stderr
-    return said[1].split()
+    match = re.fullmatch(r"check: no part 'none-such'; there are: (.*)\n", done.stderr)
+    assert match is not None, done.stderr
+    return match[1].split()
 
 
 def _check(*parts: str) -> subprocess.CompletedProcess[str]:

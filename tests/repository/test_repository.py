@@ -56,12 +56,12 @@ def _texts() -> Iterator[tuple[str, str]]:
 
 
 def _lines_with(pattern: str, *, flags: int = 0) -> list[str]:
-    found = re.compile(pattern, flags)
+    result = re.compile(pattern, flags)
     return [
         f"{name}:{number}: {line.strip()[:120]}"
         for name, text in _texts()
         for number, line in enumerate(text.splitlines(), 1)
-        if found.search(line)
+        if result.search(line)
     ]
 
 

@@ -46,8 +46,8 @@ def test_the_site_loads_no_other_host(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 30
     for page in pages:
-        found = [m[0] for m in loads.finditer(page.read_text()) if 'rel="canonical"' not in m[0]]
-        assert found == [], page
+        results = [m[0] for m in loads.finditer(page.read_text()) if 'rel="canonical"' not in m[0]]
+        assert results == [], page
     for sheet in site.rglob("*.css"):
         assert not re.search(r"url\([\"']?https?://|@import", sheet.read_text()), sheet
 
@@ -70,10 +70,10 @@ def test_the_reference_has_every_verb_with_its_arguments(site: Path) -> None:
 
 
 def public() -> dict[str, object]:
-    found: dict[str, object] = {}
+    result: dict[str, object] = {}
     for module in (tickwheel, tickwheel.client, tickwheel.client.worker, tickwheel.sync):
-        found |= {name: getattr(module, name) for name in module.__all__}
-    return found
+        result |= {name: getattr(module, name) for name in module.__all__}
+    return result
 
 
 @pytest.mark.parametrize("name", sorted(public().keys() - {"__version__", "Handler"}))
@@ -122,8 +122,8 @@ def test_the_table_of_errors_matches_the_code() -> None:
         assert base is not None
         assert (name, parent) == (kind.__name__, base.__name__)
         assert retryable == ("yes" if kind.retryable else "no")
-        said = " ".join((kind.__doc__ or "").split("\n\n")[0].split())
-        assert meaning == said
+        text = " ".join((kind.__doc__ or "").split("\n\n")[0].split())
+        assert meaning == text
         assert len(advice) > 20, "what to do about it"
 
 

@@ -22,17 +22,17 @@ WALKS = re.findall(
 
 def _functions(path: Path) -> set[str]:
     """``function`` and ``Class.function`` of a module."""
-    found = set[str]()
+    result = set[str]()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.ClassDef):
-            found |= {
+            result |= {
                 f"{node.name}.{inner.name}"
                 for inner in node.body
                 if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef))
             }
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            found.add(node.name)
-    return found
+            result.add(node.name)
+    return result
 
 
 def test_there_are_five_walks() -> None:

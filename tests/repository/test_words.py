@@ -135,8 +135,8 @@ NEWER_CURL = {"--json": "7.82", "--fail-with-body": "7.76"}
 def test_a_page_says_which_curl_its_examples_need(option: str, version: str) -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")]
     uses = re.compile(rf"\bcurl\b.* {option}\b")
-    found = [page for page in pages if uses.search(page.read_text("utf-8"))]
-    silent = [page.name for page in found if f"curl {version}" not in page.read_text("utf-8")]
+    results = [page for page in pages if uses.search(page.read_text("utf-8"))]
+    silent = [page.name for page in results if f"curl {version}" not in page.read_text("utf-8")]
     assert not silent, silent
 
 
@@ -233,13 +233,13 @@ def test_all_documents_together_stay_short() -> None:
 
 def _modules() -> dict[str, list[Path]]:
     """Modules by package: of `tickwheel/` one level down, of other folders all."""
-    found: dict[str, list[Path]] = {}
+    result: dict[str, list[Path]] = {}
     for folder in ("tickwheel", "tests", "scripts", "benchmarks"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = path.relative_to(ROOT).parts
             is_package = folder == "tickwheel" and len(parts) > 2
-            found.setdefault("/".join(parts[: 1 + is_package]), []).append(path)
-    return found
+            result.setdefault("/".join(parts[: 1 + is_package]), []).append(path)
+    return result
 
 
 @pytest.mark.parametrize(("package", "paths"), _modules().items(), ids=_modules())

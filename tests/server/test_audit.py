@@ -69,8 +69,8 @@ async def test_audit_lines_name_caller_operation_and_outcome(rig: AccessRig) -> 
     assert (await peer.call(T.CANCEL, (1, ids[0])))[0] == T.OK
     assert (await peer.call(T.GROUP_CREATE, "t", "g", {}))[0] == T.OK
     assert (await peer.call(T.GROUP_DELETE, "t", "none", False))[0] == T.ERROR
-    found = lines(rig)[1:]
-    first = found[0]
+    result = lines(rig)[1:]
+    first = result[0]
     assert first.pop("at").endswith("+00:00")
     assert ":" in first.pop("from")
     assert first == {
@@ -82,12 +82,12 @@ async def test_audit_lines_name_caller_operation_and_outcome(rig: AccessRig) -> 
         "outcome": "ok",
         "counts": {"cancelled": 11},
     }
-    assert sum(found[1]["counts"].values()) == 2 and "unknown" in found[1]["counts"]
-    assert [(entry["operation"], entry["outcome"]) for entry in found[2:]] == [
+    assert sum(result[1]["counts"].values()) == 2 and "unknown" in result[1]["counts"]
+    assert [(entry["operation"], entry["outcome"]) for entry in result[2:]] == [
         ("create_group", "ok"),
         ("delete_group", "not_found"),
     ]
-    assert found[2]["named"] == {"group": "g", "topic": "t"}
+    assert result[2]["named"] == {"group": "g", "topic": "t"}
 
 
 async def test_a_paused_key_names_who_paused_it(rig: AccessRig) -> None:
@@ -108,13 +108,13 @@ async def test_http_requests_and_refusals_are_audited(rig: AccessRig) -> None:
     assert (await rig.http(few, "DELETE", "/v1/topics/t")).status == 403
     schedule = {"topic": "t", "every_ms": 60_000, "body": SECRET.decode()}
     assert (await rig.http(ops, "PUT", "/v1/schedules/nightly", schedule)).status in (200, 201)
-    found = [line for line in lines(rig) if not line["operation"].startswith("token_")]
-    assert [(entry["who"], entry["operation"], entry["outcome"]) for entry in found] == [
+    results = [line for line in lines(rig) if not line["operation"].startswith("token_")]
+    assert [(entry["who"], entry["operation"], entry["outcome"]) for entry in results] == [
         ("token few", "delete_topic", "forbidden"),
         ("token ops", "put_schedule", "ok"),
     ]
-    assert found[1]["named"] == {"name": "nightly", "topic": "t", "every_ms": 60_000}
-    assert found[1]["client"] == "http"
+    assert results[1]["named"] == {"name": "nightly", "topic": "t", "every_ms": 60_000}
+    assert results[1]["client"] == "http"
 
 
 async def test_audit_lines_have_no_secrets_and_no_bodies(rig: AccessRig, path: Path) -> None:
@@ -277,8 +277,8 @@ async def test_lines_that_wait_for_a_slow_disk_have_a_limit(
     for _ in range(5):
         log.write({"operation": "n"})
     goes_on.set()
-    found = [entry["operation"] for entry in lines(rig)]
-    assert found == ["first", "audit_lines_lost", "n", "n", "n"]
+    operations = [entry["operation"] for entry in lines(rig)]
+    assert operations == ["first", "audit_lines_lost", "n", "n", "n"]
     assert lines(rig)[1]["count"] == 2
 
 
@@ -368,16 +368,16 @@ async def test_an_operators_decision_is_audited(rig: AccessRig) -> None:
     answers = [await operator.answer(number) for number in numbers]
     assert [answer[0] for answer in answers] == [T.OK, T.OK, T.ERROR]
     assert (await operator.call(T.COMMIT, "a"))[0] == T.OK  # once more
-    found = [line for line in lines(rig) if line["operation"].endswith("_transaction")]
-    said = {
-        (entry["operation"], entry["named"]["transaction"], entry["outcome"]) for entry in found
+    results = [line for line in lines(rig) if line["operation"].endswith("_transaction")]
+    rows = {
+        (entry["operation"], entry["named"]["transaction"], entry["outcome"]) for entry in results
     }
-    assert said == {
+    assert rows == {
         ("commit_transaction", "a", "ok"),
         ("rollback_transaction", "b", "ok"),
         ("commit_transaction", "none", "unknown_transaction"),
     }
-    commits = [entry["counts"] for entry in found if entry["named"]["transaction"] == "a"]
+    commits = [entry["counts"] for entry in results if entry["named"]["transaction"] == "a"]
     assert commits == [{"tasks": 2}] * 2
 
 
@@ -404,9 +404,9 @@ async def test_a_decision_on_anothers_transaction_is_audited(rig: AccessRig) -> 
     assert (await other.call(T.ROLLBACK, "a"))[0] == T.OK
     assert (await other.call(T.COMMIT, "b"))[0] == T.OK
     assert (await other.call(T.COMMIT, "c"))[0] == T.OK
-    found = [line for line in lines(rig) if line["operation"].endswith("_transaction")]
-    assert [entry["named"]["transaction"] for entry in found] == ["a", "b", "c"]
-    assert {entry["who"] for entry in found} == {"token also"}
+    results = [line for line in lines(rig) if line["operation"].endswith("_transaction")]
+    assert [entry["named"]["transaction"] for entry in results] == ["a", "b", "c"]
+    assert {entry["who"] for entry in results} == {"token also"}
 
 
 async def test_console_logins_are_audited_and_failures_limited(rig: AccessRig) -> None:

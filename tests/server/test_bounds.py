@@ -876,10 +876,10 @@ async def test_log_lines_of_unauthenticated_connections_are_limited(make: Make) 
             peer = await begin()
             peer.connection.data_received(b"\xc1")
             await rig.until(partial(getattr, peer, "closed"))
-        found = [said for event, said in rig.notices[before:] if event == "connection_closed"]
-        assert len(found) == logs.LINES_MAX and all(text in said for said in found)
-        assert found[-1].endswith("; further events are only counted")
-        return found
+        results = [said for event, said in rig.notices[before:] if event == "connection_closed"]
+        assert len(results) == logs.LINES_MAX and all(text in said for said in results)
+        assert results[-1].endswith("; further events are only counted")
+        return results
 
     async def stranger() -> Peer:
         return rig.stranger()

@@ -38,9 +38,9 @@ async def test_ids_of_other_topics_are_unknown(rig: AccessRig) -> None:
     owner, ours, theirs = await two_tasks(rig)
     peer = await rig.peer_with("all=ours.*")
     ids = (ours, theirs, NEVER)
-    found = await words(peer, T.LOOKUP, ids)
-    assert [task["state"] for task in found] == ["scheduled", "unknown", "unknown"]
-    assert found[1] == {"id": theirs, "state": "unknown"}
+    result = await words(peer, T.LOOKUP, ids)
+    assert [task["state"] for task in result] == ["scheduled", "unknown", "unknown"]
+    assert result[1] == {"id": theirs, "state": "unknown"}
     moved = await words(peer, T.RESCHEDULE, ids, {"delay_ms": 2 * HOUR_MS})
     assert moved[0][:2] == (ours, "scheduled")
     assert moved[1:] == ((theirs, "unknown"), (NEVER, "unknown"))
@@ -150,8 +150,8 @@ async def test_consumers_of_other_topics_are_not_shown(rig: AccessRig) -> None:
     for sub, topic in ((1, "ours.a"), (2, "theirs")):
         await words(owner, T.SUBSCRIBE, sub, topic, "g", 5, None)
     peer = await rig.peer_with("read=ours.*")
-    found = (await words(peer, T.CONSUMER_LIST, None))["consumers"]
-    assert [(row["topic"], row["prefetch"]) for row in found] == [("ours.a", 5)]
+    consumers = (await words(peer, T.CONSUMER_LIST, None))["consumers"]
+    assert [(row["topic"], row["prefetch"]) for row in consumers] == [("ours.a", 5)]
     assert (await words(peer, T.CONSUMER_LIST, {"topic": "theirs"}))["consumers"] == ()
     assert len((await words(owner, T.CONSUMER_LIST, None))["consumers"]) == 2
     producer = await rig.peer_with("produce=ours.*")
@@ -268,12 +268,12 @@ async def test_stats_cover_only_readable_topics(rig: AccessRig) -> None:
         await words(owner, T.GROUP_CREATE, topic, "g", {})
     all_of_them = await words(owner, T.STATS)
     assert all_of_them["scheduled"] == 3 and not all_of_them["partial"]
-    found = await words(await rig.peer_with("read=ours.*"), T.STATS)
-    assert (found["scheduled"], found["enqueued"], found["partial"]) == (2, 2, True)
-    assert set(found["topics"]) == {"ours.a", "ours.b"} and found["topics_left_out"] == 0
-    assert found["topics"]["ours.a"] == all_of_them["topics"]["ours.a"]
+    result = await words(await rig.peer_with("read=ours.*"), T.STATS)
+    assert (result["scheduled"], result["enqueued"], result["partial"]) == (2, 2, True)
+    assert set(result["topics"]) == {"ours.a", "ours.b"} and result["topics_left_out"] == 0
+    assert result["topics"]["ours.a"] == all_of_them["topics"]["ours.a"]
     hidden = {"connections", "sessions", "lateness", "transactions", "batches", "schedules"}
-    assert not hidden & found.keys() and found.keys() <= all_of_them.keys()
+    assert not hidden & result.keys() and result.keys() <= all_of_them.keys()
     nothing = await words(await rig.peer_with("read=nothing"), T.STATS)
     assert (nothing["scheduled"], nothing["topics"]) == (0, {})
     token = await rig.token("read=ours.*")

@@ -425,11 +425,11 @@ async def test_repeated_deliveries_without_commits_are_bounded(
     bench.let()
     await bench.committer.barrier()
     flushing.cancel()
-    found = await ended(bench, tmp_path)
+    result = await ended(bench, tmp_path)
     assert on_event[1:] == ["history_kept_again: 4 events are missing"]
-    assert len(of_kind(found, "lease_over")) == 5
-    assert len(of_kind(found, "acked")) == 1
-    (dropped,) = of_kind(found, "dropped")
+    assert len(of_kind(result, "lease_over")) == 5
+    assert len(of_kind(result, "acked")) == 1
+    (dropped,) = of_kind(result, "dropped")
     assert dropped["count"] == 4
     assert "5 deliveries and retries" in dropped["reason"]
 

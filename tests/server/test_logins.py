@@ -150,8 +150,8 @@ async def test_changed_rights_end_a_tokens_connections(rig: AccessRig) -> None:
     token = await rig.token("all")
     peer = await rig.peer(token=token)
     known = tokens.read(rig.path)
-    found = known[id_of(token)]._replace(grants=tokens.parse_scopes(["read"]))
-    tokens._write(rig.path, known | {found.id: found})
+    result = known[id_of(token)]._replace(grants=tokens.parse_scopes(["read"]))
+    tokens._write(rig.path, known | {result.id: result})
     await rig.reload()
     await rig.until(lambda: peer.closed)
     assert (await (await rig.peer(token=token)).enqueue(("t", b"", 0)))[2] == "forbidden"
@@ -169,8 +169,8 @@ async def test_an_invalid_token_file_keeps_the_previous_tokens(
     await rig.reload()
     await rig.reload()
     assert await comes_in(rig, token) and not rig.observed.tokens_file_ok
-    said = [text for event, text in rig.notices if event == "tokens_file_broken"]
-    assert len(said) == 1 and str(rig.path) in said[0]
+    texts = [text for event, text in rig.notices if event == "tokens_file_broken"]
+    assert len(texts) == 1 and str(rig.path) in texts[0]
     rig.path.write_bytes(whole)
     await rig.reload()
     assert rig.observed.tokens_file_ok and rig.notices[-1][0] == "tokens_read"

@@ -29,13 +29,13 @@ counts = st.integers(1, 64)
 def test_each_shard_gets_one_node_within_its_bound(
     shards: int, nodes: dict[str, float], placed: dict[int, str]
 ) -> None:
-    found = place(shards, nodes, placed)
-    assert found.keys() == set(range(shards))
+    result = place(shards, nodes, placed)
+    assert result.keys() == set(range(shards))
     wanted = {s: n for s, n in placed.items() if n in nodes and s < shards}
-    assert wanted.items() <= found.items()
+    assert wanted.items() <= result.items()
     total = sum(nodes.values())
     by_hand = Counter(wanted.values())
-    for node, count in Counter(found.values()).items():
+    for node, count in Counter(result.values()).items():
         assert count <= max(bound_of(shards, nodes[node], total), by_hand[node])
 
 
@@ -84,9 +84,9 @@ def test_a_leaving_node_moves_few_other_shards(shards: int, nodes: set[str]) -> 
 
 
 def test_shards_follow_the_capacity_of_nodes() -> None:
-    found = Counter(place(60, {"small": 1.0, "large": 2.0}, {}).values())
-    assert 15 <= found["small"] <= 25
-    assert found["large"] == 60 - found["small"]
+    result = Counter(place(60, {"small": 1.0, "large": 2.0}, {}).values())
+    assert 15 <= result["small"] <= 25
+    assert result["large"] == 60 - result["small"]
 
 
 def test_placement_without_nodes_is_empty() -> None:
@@ -121,8 +121,8 @@ def test_drained_nodes_get_shards_only_as_a_last_resort() -> None:
 
 
 def test_the_highest_epoch_decides_between_two_leaders() -> None:
-    found = leaders(seen(node("a", (0, 2), (1, 5)), node("b", (0, 3))))
-    assert {shard: name for shard, (name, _) in found.items()} == {0: "b", 1: "a"}
+    result = leaders(seen(node("a", (0, 2), (1, 5)), node("b", (0, 3))))
+    assert {shard: name for shard, (name, _) in result.items()} == {0: "b", 1: "a"}
 
 
 # --- what a node does ----------------------------------------------------------------------------

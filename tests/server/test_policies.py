@@ -30,9 +30,9 @@ def delays(policy: RetryPolicy, count: int) -> list[int]:
 
 
 def parsed(value: Any) -> RetryPolicy:
-    found = checks.policy(value, "retry", KNOWN)
-    assert isinstance(found, RetryPolicy)
-    return found
+    result = checks.policy(value, "retry", KNOWN)
+    assert isinstance(result, RetryPolicy)
+    return result
 
 
 def test_exponential_doubles_up_to_its_cap() -> None:
@@ -92,8 +92,8 @@ def test_every_valid_policy_has_a_delay_for_every_attempt(
 def test_growth_is_exact_until_the_cap(factor: float) -> None:
     policy = RetryPolicy(base_ms=3, factor=factor, cap_ms=10**9, jitter=0.0)
     exact = [min(3 * Fraction(factor) ** n, 10**9) for n in range(60)]
-    found = delays(policy, 60)
-    assert all(abs(one - two) <= 1 + two / 10**12 for one, two in zip(found, exact, strict=True))
+    result = delays(policy, 60)
+    assert all(abs(one - two) <= 1 + two / 10**12 for one, two in zip(result, exact, strict=True))
 
 
 def test_the_default_table_has_sixteen_steps_then_two_hours() -> None:
@@ -118,9 +118,9 @@ def test_fixed_and_none_have_their_delays() -> None:
 
 def test_jitter_is_bounded_and_repeatable() -> None:
     policy = parsed({"kind": "fixed", "delay_ms": 10_000, "jitter": 0.5})
-    found = {policy.delay_ms(1, task_id) for task_id in range(0, 10**6, 1_009)}
-    assert 5_000 <= min(found) < 6_000
-    assert 14_000 < max(found) <= 15_000
+    results = {policy.delay_ms(1, task_id) for task_id in range(0, 10**6, 1_009)}
+    assert 5_000 <= min(results) < 6_000
+    assert 14_000 < max(results) <= 15_000
     assert policy.delay_ms(3, 9) == policy.delay_ms(3, 9)
     capped = RetryPolicy(base_ms=1_000, cap_ms=1_000, jitter=1.0)
     assert max(capped.delay_ms(1, i) for i in range(999)) <= 1_000

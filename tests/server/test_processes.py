@@ -24,8 +24,8 @@ rig = started(lambda: ShardRig(shard=1, route=",".join(ROUTE)))
 
 
 def settings(folder: Path, **more: Any) -> Settings:
-    said = {"store": f"sqlite:///{folder}/d/", "processes": 2, "listen": "tcp://127.0.0.1:0"}
-    return load(overrides=said | more)
+    fields = {"store": f"sqlite:///{folder}/d/", "processes": 2, "listen": "tcp://127.0.0.1:0"}
+    return load(overrides=fields | more)
 
 
 @pytest.mark.parametrize("value", ["0", "65", "-1", "two", "", "1.5", 0, 65, True, 2.0])
@@ -139,8 +139,8 @@ def test_auto_uses_the_number_of_the_folder(tmp_path: Path) -> None:
     assert processes.count_of(auto) == 5
     names = sorted(path.name for path in (tmp_path / "d").glob("*.db"))
     assert names == [f"shard-{shard}.db" for shard in range(5)]
-    said = json.loads((tmp_path / "d" / "shards.json").read_text())
-    assert said == {"format": 1, "shards": 5}
+    answer = json.loads((tmp_path / "d" / "shards.json").read_text())
+    assert answer == {"format": 1, "shards": 5}
 
 
 def test_http_all_is_refused_with_one_process(tmp_path: Path) -> None:

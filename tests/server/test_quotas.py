@@ -315,8 +315,8 @@ async def test_changed_quotas_end_a_tokens_connections(make: Make) -> None:
 
 def test_quotas_are_read_strictly() -> None:
     assert tokens.parse_quotas([]) is None
-    found = tokens.parse_quotas(["tasks_per_s=0.5", "pending=3"])
-    assert found == Quotas(tasks_per_s=0.5, pending=3)
+    result = tokens.parse_quotas(["tasks_per_s=0.5", "pending=3"])
+    assert result == Quotas(tasks_per_s=0.5, pending=3)
     names = ("pending", "pending=", "tasks=1", "=1", "tasks_per_s=nan", "tasks_per_s=inf")
     for wrong in (*names, "pending=0", "pending=-1", "pending=1.5", "tasks_per_s=0"):
         with pytest.raises(BadRequest):

@@ -206,14 +206,14 @@ def test_tasks_go_to_the_shard_of_their_basis_and_others_stay(tmp_path: Path) ->
         folder.add(shard, row)
     folder.write()
     report = folder.to(3)
-    found = [folder.read(shard) for shard in range(3)]
+    results = [folder.read(shard) for shard in range(3)]
     for shard in range(3):
         expected = {one: row for one, (row, home) in rows.items() if home == shard}
-        assert {one: got.row for one, got in found[shard].tasks.items()} == expected
+        assert {one: got.row for one, got in results[shard].tasks.items()} == expected
         assert report.shards[shard]["tasks"] == len(expected) > 0
-        assert found[shard].epoch > 8, "above that of any shard before"
-        assert found[shard].id_mark % ID_STEP == shard
-        assert found[shard].id_mark > read_layout(folder.folder).moved_id > max(rows)
+        assert results[shard].epoch > 8, "above that of any shard before"
+        assert results[shard].id_mark % ID_STEP == shard
+        assert results[shard].id_mark > read_layout(folder.folder).moved_id > max(rows)
     assert report.tasks == len(rows)
     assert report.moved == sum(home != one % ID_STEP for one, (_, home) in rows.items())
 
@@ -243,14 +243,14 @@ def test_progress_dead_letters_and_outcomes_are_moved(tmp_path: Path) -> None:
     folder.batches[0].ended = {ident(50, 0): Outcome.ACKED, ident(40, 0): Outcome.EXPIRED}
     folder.write()
     folder.to(3)
-    found = [folder.read(shard) for shard in range(3)]
-    assert found[1].tasks[rows[1].id].progress == (waiting,)
-    assert found[2].tasks[rows[2].id].dead == (dead,)
-    assert found[0].tasks[rows[0].id] == StoredTask(rows[0], (), ())
-    assert found[0].small.outcomes == [
+    results = [folder.read(shard) for shard in range(3)]
+    assert results[1].tasks[rows[1].id].progress == (waiting,)
+    assert results[2].tasks[rows[2].id].dead == (dead,)
+    assert results[0].tasks[rows[0].id] == StoredTask(rows[0], (), ())
+    assert results[0].small.outcomes == [
         (ident(50, 0), Outcome.ACKED), (ident(40, 0), Outcome.EXPIRED),
     ]  # fmt: skip
-    assert [len(item.small.outcomes) for item in found] == [2, 0, 0]
+    assert [len(item.small.outcomes) for item in results] == [2, 0, 0]
 
 
 # --- records -------------------------------------------------------------------------------------
@@ -279,9 +279,11 @@ def transaction(name: str, state: TransactionState = TransactionState.OPEN) -> T
 
 
 def halves(name: str, *keys: str | None) -> tuple[TransactionRow, Halves]:
-    found = tuple(Half(TOPIC, 5, None, b"", TaskOptions(key=key) if key else None) for key in keys)
-    size = sum(half.size_bytes for half in found)
-    return transaction(name)._replace(tasks=len(keys), size_bytes=size), Halves(name, 1, 5, found)
+    results = tuple(
+        Half(TOPIC, 5, None, b"", TaskOptions(key=key) if key else None) for key in keys
+    )
+    size = sum(half.size_bytes for half in results)
+    return transaction(name)._replace(tasks=len(keys), size_bytes=size), Halves(name, 1, 5, results)
 
 
 def test_each_kind_of_record_goes_to_the_right_shards(tmp_path: Path) -> None:
@@ -306,8 +308,8 @@ def test_each_kind_of_record_goes_to_the_right_shards(tmp_path: Path) -> None:
     folder.everywhere(TARGET, target("https://a.example/"))
     folder.write()
     folder.to(3)
-    found = [folder.read(shard) for shard in range(3)]
-    for shard, one in enumerate(found):
+    results = [folder.read(shard) for shard in range(3)]
+    for shard, one in enumerate(results):
         expected = [row for row in plain if in_shard(row.schedule.name, 3) == shard]
         expected += [with_key] if in_shard("k2", 3) == shard else []
         assert one.of(SCHEDULE) == by_text(expected)
@@ -317,10 +319,10 @@ def test_each_kind_of_record_goes_to_the_right_shards(tmp_path: Path) -> None:
             row.id if isinstance(row, TransactionRow) else "half" for row in one.of(TRANSACTION)
         }
         assert kept == {"decided", *(("open", "half") if in_shard("k1", 3) == shard else ())}
-    assert found[0].of(SESSION) == by_text([session(b"a"), session(b"b"), session(b"b", 7)])
-    assert found[1].of(SESSION) == by_text([session(b"a"), session(b"c")])
-    assert (len(found[0].of(BULK)), len(found[1].of(BULK)), found[2].of(BULK)) == (2, 1, [])
-    claims = [(shard, row.of, row.name, row.shard) for shard, one in enumerate(found)
+    assert results[0].of(SESSION) == by_text([session(b"a"), session(b"b"), session(b"b", 7)])
+    assert results[1].of(SESSION) == by_text([session(b"a"), session(b"c")])
+    assert (len(results[0].of(BULK)), len(results[1].of(BULK)), results[2].of(BULK)) == (2, 1, [])
+    claims = [(shard, row.of, row.name, row.shard) for shard, one in enumerate(results)
               for row in one.of(CLAIM)]  # fmt: skip
     homes = {("schedule", "keyed"): "k2", ("transaction", "open"): "k1"}
     assert sorted(claims) == sorted(
@@ -382,12 +384,12 @@ def test_a_moved_task_is_owed_to_the_same_groups(tmp_path: Path) -> None:
     folder.add(0, *others)
     folder.write()
     assert folder.to(1).done == len(fired)
-    found = folder.read(0)
-    assert found.of(GROUP) == [GroupRow(TOPIC, "a", 0, None, 0), GroupRow(TOPIC, "b", 10, None, 1)]
+    rows = folder.read(0)
+    assert rows.of(GROUP) == [GroupRow(TOPIC, "a", 0, None, 0), GroupRow(TOPIC, "b", 10, None, 1)]
     for row in fired:
         done = ProgressRow(row.id, "b", ProgressState.DONE, 0, 0)
-        assert found.tasks[row.id].progress == (done,)
-    assert all(not found.tasks[row.id].progress for row in (*later, *others))
+        assert rows.tasks[row.id].progress == (done,)
+    assert all(not rows.tasks[row.id].progress for row in (*later, *others))
     # A repeated run keeps the records of a task without duplicates.
     assert folder.to(2).done == 0
     assert sum(len(item.progress) for item in folder.read(1).tasks.values()) == 0
@@ -406,12 +408,12 @@ def test_a_group_missing_in_a_shard_starts_there_now(tmp_path: Path) -> None:
     folder.keep(1, GROUP, GroupRow("u", TOPIC_ITSELF, 0, GroupSettings(rate=9.0)))
     folder.write()
     assert folder.to(3).done == 1
-    found = folder.read(1)
-    assert found.tasks[ident(1, 1)].progress == (
+    result = folder.read(1)
+    assert result.tasks[ident(1, 1)].progress == (
         ProgressRow(ident(1, 1), "b", ProgressState.DONE, 0, 0),
     )
-    assert not found.tasks[ident(2, 1)].progress
-    assert not found.tasks[ident(3, 1)].progress
+    assert not result.tasks[ident(2, 1)].progress
+    assert not result.tasks[ident(3, 1)].progress
     for shard in range(3):
         rows = {(row.topic, row.group): row.settings for row in folder.read(shard).of(GROUP)}
         assert rows == {

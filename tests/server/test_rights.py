@@ -114,14 +114,14 @@ async def test_every_tcp_request_needs_its_right(
     peer = await rig.peer_with(f"{right}={pattern}")
     for kind, operation, fields in requests():
         code = await ask(peer, kind, fields)
-        said = (operation, right, pattern, code)
+        texts = (operation, right, pattern, code)
         if operation in NAMES_A_TOPIC and pattern == OTHER:
-            assert code == "forbidden", said  # its topic is not this one's
+            assert code == "forbidden", texts  # its topic is not this one's
         else:
             is_named = "topic" in (fields[-1] or {}) if kind in SELECTED else True
             allowed = is_allowed(operation, right, pattern, is_named=is_named)
-            assert (code != "forbidden") == allowed, said
-        assert code != "internal", said
+            assert (code != "forbidden") == allowed, texts
+        assert code != "internal", texts
 
 
 async def test_tcp_requests_without_rights_change_nothing(rig: AccessRig) -> None:
@@ -222,15 +222,15 @@ async def test_every_http_route_needs_its_right(rig: AccessRig, right: Right, pa
     token = await rig.token(f"{right}={pattern}")
     for route in ROUTES:
         status = await http_status(rig, token, route.method, route.path)
-        said = (route.method, route.path, right, pattern, status)
-        assert status not in (400, 401, 500), said
+        texts = (route.method, route.path, right, pattern, status)
+        assert status not in (400, 401, 500), texts
         operation = route.operations[0]
         if operation == "put_schedule" and pattern == OTHER:
-            assert status == 403, said
+            assert status == 403, texts
         else:
             is_named = "{topic}" in route.path
             allowed = is_allowed(operation, right, pattern, is_named=is_named)
-            assert (status != 403) == allowed, said
+            assert (status != 403) == allowed, texts
 
 
 # --- the guard -----------------------------------------------------------------------------------

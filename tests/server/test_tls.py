@@ -66,29 +66,29 @@ def test_certificate_errors_are_one_line_naming_the_file(
     ):
         with pytest.raises(BadRequest) as raised:
             load(given)
-        said = raised.value.message
-        assert all(word in said for word in words) and "\n" not in said, said
+        message = raised.value.message
+        assert all(word in message for word in words) and "\n" not in message, message
 
 
 async def test_changed_certificates_apply_to_new_connections(
     authority: Authority,
 ) -> None:
-    said: list[str] = []
+    texts: list[str] = []
     observed = Observed()
     pair = authority.sign("changing")
-    certificates = Certificates(files(pair), lambda event, _: said.append(event), observed)
+    certificates = Certificates(files(pair), lambda event, _: texts.append(event), observed)
     await certificates.start()
     first = certificates.context
     await certificates.reload_if_changed()
-    assert certificates.context is first and said == []
+    assert certificates.context is first and texts == []
     pair.cert.write_text("half a file")
     for _ in range(2):
         await certificates.reload_if_changed()
-    assert certificates.context is first and said == ["certificate_broken"]
+    assert certificates.context is first and texts == ["certificate_broken"]
     assert not observed.certificate_ok
     authority.sign("changing")
     await certificates.reload_if_changed()
-    assert certificates.context is not first and said[1:] == ["certificate_read"]
+    assert certificates.context is not first and texts[1:] == ["certificate_read"]
     assert observed.certificate_ok
     second = certificates.context
     pair.key.unlink()

@@ -184,8 +184,8 @@ def test_root_keeps_the_owner_of_the_token_file(
     stat = os.stat
 
     def of_the_daemon(at: Any, **more: Any) -> os.stat_result:
-        found = stat(at, **more)
-        return os.stat_result((*found[:4], 4711, 4712, *found[6:])) if at == path else found
+        result = stat(at, **more)
+        return os.stat_result((*result[:4], 4711, 4712, *result[6:])) if at == path else result
 
     beside(0, stat=of_the_daemon)
     tokens.revoke(path, "shop")

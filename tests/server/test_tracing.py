@@ -104,16 +104,16 @@ async def test_spans_name_the_cause_of_lateness(rig: TracingRig) -> None:
         ],
         [Cause.PAUSED, Cause.RATE, None, None, Cause.STORE],
     )
-    said = {span.attributes["messaging.message.id"]: span for span in await rig.spans()}
-    assert said.keys() == {"1", "3", "4"}
-    late = said["1"].attributes
+    answer = {span.attributes["messaging.message.id"]: span for span in await rig.spans()}
+    assert answer.keys() == {"1", "3", "4"}
+    late = answer["1"].attributes
     assert late["tickwheel.lateness_cause"] == "paused"
     assert (late["tickwheel.lateness_s"], late["tickwheel.key"]) == (0.5, "key-1")
-    assert (said["1"].end_time - said["1"].start_time) == 500_000_000
-    assert said["1"].end_time == NOW_MS * 1_000_000
-    assert "tickwheel.lateness_cause" not in said["3"].attributes
-    assert said["4"].start_time == said["4"].end_time, "when a retry was due, is not known here"
-    assert "tickwheel.lateness_s" not in said["4"].attributes
+    assert (answer["1"].end_time - answer["1"].start_time) == 500_000_000
+    assert answer["1"].end_time == NOW_MS * 1_000_000
+    assert "tickwheel.lateness_cause" not in answer["3"].attributes
+    assert answer["4"].start_time == answer["4"].end_time, "when a retry was due, is not known here"
+    assert "tickwheel.lateness_s" not in answer["4"].attributes
 
 
 async def test_late_deliveries_of_a_frame_share_a_cause(rig: TracingRig) -> None:

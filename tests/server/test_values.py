@@ -110,13 +110,13 @@ def declared(method: str, path: str) -> list[str]:
 
 def all_places() -> list[tuple[Case, Way]]:
     """Everything inside of each base, what the document has beside that, and a name more."""
-    found: list[tuple[Case, Way]] = []
+    results: list[tuple[Case, Way]] = []
     for case in bodies():
         ways = dict.fromkeys(places(case[2]))
         ways |= dict.fromkeys((*way, "é\0") for way in list(ways) if way[-1:] == ("properties",))
         ways |= dict.fromkeys((name,) for name in declared(*case[:2]))
-        found += [(case, way) for way in ways]
-    return found
+        results += [(case, way) for way in ways]
+    return results
 
 
 PLACES = all_places()
@@ -156,10 +156,10 @@ class ValuesRig(HttpRig):
         assert not self.is_over, "a request before this one was never answered"
         self.is_over = True  # unless the next lines are passed
         data = json.dumps(put(base, way, value)).encode()
-        said = (method, path, way, value)
+        texts = (method, path, way, value)
         response = await self.call(method, target(path), data, content_type="application/json")
-        check(response, path, way, said)
-        await self.lives(said)
+        check(response, path, way, texts)
+        await self.lives(texts)
         self.is_over = False
 
     async def lives(self, said: object) -> None:

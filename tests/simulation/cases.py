@@ -190,10 +190,10 @@ def server() -> dict[str, Any]:
                 return type(error).__name__
 
         first = server.open("one", 0, 1, may_create=True)
-        said = [commit(first.epoch, "one", 1), commit(first.epoch, "one", 1)]
+        texts = [commit(first.epoch, "one", 1), commit(first.epoch, "one", 1)]
         second = server.open("two", 0, 1, may_create=False)
-        said += [commit(first.epoch, "one", 2), commit(second.epoch, "two", 3)]
-        return {"said": said, "last_batch": second.last_batch, "fenced": server.fenced}
+        texts += [commit(first.epoch, "one", 2), commit(second.epoch, "two", 3)]
+        return {"said": texts, "last_batch": second.last_batch, "fenced": server.fenced}
 
 
 CASES: dict[str, Callable[[], Any]] = {

@@ -190,16 +190,16 @@ class WholeWorld(NodesWorld):
 
     def _not_followed(self) -> list[str]:
         """Groups that are not everywhere what they are at home."""
-        found = [
+        results = [
             {(row.topic, row.group): row for row in settings_in(server).rows or ()}
             for server in self.shards
         ]
         return [
             f"group {row.group} of topic {row.topic} is {there} in shard {shard}, and {row} at home"
-            for home, rows in enumerate(found)
+            for home, rows in enumerate(results)
             for row in rows.values()
             if shard_of(row.topic, self.count) == home and not row.is_closed
-            for shard, others in enumerate(found)
+            for shard, others in enumerate(results)
             if _said(there := others.get((row.topic, row.group))) != _said(row)
         ]
 

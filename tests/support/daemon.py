@@ -259,12 +259,12 @@ class Daemon:
 
     def _environment(self) -> dict[str, str]:
         clean = {k: v for k, v in os.environ.items() if not k.startswith("TICKWHEEL_")}
-        found = {**clean, **ANY_DISK, "PYTHONUNBUFFERED": "1", **self.env}
+        result = {**clean, **ANY_DISK, "PYTHONUNBUFFERED": "1", **self.env}
         if self.failpoints:
-            found["TICKWHEEL_FAILPOINTS"] = self.failpoints
-            found["TICKWHEEL_FAILPOINTS_LOG"] = str(self._hits_file)
+            result["TICKWHEEL_FAILPOINTS"] = self.failpoints
+            result["TICKWHEEL_FAILPOINTS_LOG"] = str(self._hits_file)
             self.failpoints = ""
-        return found
+        return result
 
 
 class TwoShards(Daemon):

@@ -30,11 +30,11 @@ Fields = tuple[Any, ...]
 
 def bases() -> list[tuple[T, Fields]]:
     """Return the fields after the request number of valid client frames."""
-    found = [(kind, SAMPLES[kind][1:]) for kind in T if kind < T.OK and kind not in _LEAVES]
+    rows = [(kind, SAMPLES[kind][1:]) for kind in T if kind < T.OK and kind not in _LEAVES]
     words = [verb.word for verb in VERBS.values() if verb.frame is T.SCHEDULE]
-    found += [(T.SCHEDULE, ("daily", word, {})) for word in words if word != "show"]
+    rows += [(T.SCHEDULE, ("daily", word, {})) for word in words if word != "show"]
     whole = dict.fromkeys(new_tasks._OPTIONS_AND_RULE)
-    return [*found, (T.ENQUEUE, (0, (("t", b"", 0, whole),)))]
+    return [*rows, (T.ENQUEUE, (0, (("t", b"", 0, whole),)))]
 
 
 def _declared(kind: T, fields: Fields, way: Way) -> list[str]:
@@ -45,9 +45,9 @@ def _declared(kind: T, fields: Fields, way: Way) -> list[str]:
     try:
         handler(_PEER, (int(kind), 1, *asked), None)  # type: ignore[arg-type]  # none looks at it
     except BadRequest as error:
-        found = re.search(r"known: (.+)", error.message)
-        if _UNKNOWN in error.message and found is not None:
-            return found[1].split(", ")
+        match = re.search(r"known: (.+)", error.message)
+        if _UNKNOWN in error.message and match is not None:
+            return match[1].split(", ")
     return []
 
 

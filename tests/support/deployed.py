@@ -27,8 +27,8 @@ MANIFESTS = tuple(
 
 def objects(kind: str) -> list[dict[str, Any]]:
     """Return all objects of a kind in the manifests."""
-    found = (item for path in MANIFESTS for item in yaml.safe_load_all(path.read_text()))
-    return [entry for entry in found if entry["kind"] == kind]
+    items = (item for path in MANIFESTS for item in yaml.safe_load_all(path.read_text()))
+    return [entry for entry in items if entry["kind"] == kind]
 
 
 def the(kind: str, name: str = "") -> dict[str, Any]:
@@ -76,8 +76,8 @@ def _whole(path: Path, service: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(path.read_text())
-    return found
+    result: dict[str, Any] = yaml.safe_load(path.read_text())
+    return result
 
 
 def texts() -> Iterator[tuple[str, str]]:

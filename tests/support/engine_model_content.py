@@ -149,14 +149,14 @@ class Content:
 
     def ever_owed(self, task: Task) -> list[str]:
         """Return the groups that owed a task when it was due, including those being deleted."""
-        found = []
+        results = []
         for name in self.groups.get(task.topic, {}):
             closed_ms, closed_id = self.set(task.topic, name)[4:6]
             if not self.begins_by(task, name):
                 continue
             if closed_ms is None or (task.due_ms <= closed_ms and task.order <= closed_id):
-                found.append(name)
-        return found or self.earliest(task.topic)
+                results.append(name)
+        return results or self.earliest(task.topic)
 
     def earliest(self, topic: str) -> list[str]:
         """Return the groups with the earliest start."""
@@ -165,13 +165,13 @@ class Content:
         return [name for name in live if groups[name].ms == since_ms]
 
     def rows_of_groups(self) -> set[GroupRow]:
-        found = {
+        results = {
             GroupRow(topic, name, start.ms, self.settings.get((topic, name)), start.id)
             for topic, groups in self.groups.items()
             for name, start in groups.items()
         }
         topics = {key: value for key, value in self.settings.items() if not key[1]}
-        return found | {GroupRow(topic, "", 0, value) for (topic, _), value in topics.items()}
+        return results | {GroupRow(topic, "", 0, value) for (topic, _), value in topics.items()}
 
     def change(self, topic: str, group: str, after: GroupSettings) -> None:
         self.settings.pop((topic, group), None)

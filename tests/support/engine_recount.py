@@ -145,8 +145,8 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
     assert core.group_count == len(all_groups)
     assert core.filters_length == sum(length_of(group.settings) for group in all_groups)
     for topic in core.topics.values():
-        found = [group.judge is not None for group in topic.groups.values()]
-        assert topic.filtering == any(found)
+        results = [group.judge is not None for group in topic.groups.values()]
+        assert topic.filtering == any(results)
     listening = sum(len(topic.broadcasters) for topic in core.topics.values())
     assert core.subscribers == listening + sum(len(group.subscribers) for group in all_groups)
     assert core.in_flight == sum(len(group.flight) for group in all_groups)
@@ -198,8 +198,8 @@ def _keys(rig: Rig, known: dict[int, TaskSnapshot]) -> None:
             by_key.setdefault((one.row.topic, one.row.options.key), []).append(task_id)
     assert len(rig.core.keys) == sum(map(len, by_key.values()))
     for (topic, key), ids in by_key.items():
-        found = rig.core.keys.find(topic, key)
-        assert set(ids) <= set(found) and len(set(found)) == len(found)
+        tasks = rig.core.keys.find(topic, key)
+        assert set(ids) <= set(tasks) and len(set(tasks)) == len(tasks)
 
 
 def _lifetimes(
@@ -256,19 +256,19 @@ def _apply(stored: dict[Any, Any], changes: dict[Any, Any]) -> None:
 def _group(
     rig: Rig, group: Group, known: dict[int, TaskSnapshot], places: dict[tuple[int, str], str]
 ) -> None:
-    found = [(i, "ready") for i in ready_ids(rig.core, group)]
-    found += [(i, "in_flight") for i in group.flight]
-    found += [(i, "waiting") for i in group.waiting]
-    for task_id, place in found:
+    rows = [(i, "ready") for i in ready_ids(rig.core, group)]
+    rows += [(i, "in_flight") for i in group.flight]
+    rows += [(i, "waiting") for i in group.waiting]
+    for task_id, place in rows:
         key = task_id, group.name
         assert key not in places, f"{key} is {places[key]} and {place}"
         assert task_id in known, f"{key} is {place} and has ended"
         assert known[task_id].row.topic == group.topic.name
         places[key] = place
-    assert group.ready_count == sum(place == "ready" for _, place in found)
+    assert group.ready_count == sum(place == "ready" for _, place in rows)
     since_ms = group.oldest_since_ms()
     assert since_ms is None or group.ready_count
-    assert group.ready_count == sum(place == "ready" for _, place in found), "by looking"
+    assert group.ready_count == sum(place == "ready" for _, place in rows), "by looking"
     dead = [i for i, k in known.items() if group.name in k.dead and _is_of(k, group)]
     assert group.dead == len(dead), f"{group.name} counts {group.dead} dead, has {dead}"
     for task_id in dead:
@@ -344,8 +344,8 @@ def _asked_and_listed(rig: Rig) -> None:
             more = count + 1, tasks + one.row.tasks, size_bytes + one.row.size_bytes
             shares[one.row.owner] = more
     assert {group: set(names) for group, names in registry.unasked.items()} == waiting
-    found = {name: (s.count, s.tasks, s.size_bytes) for name, s in registry.shares.items()}
-    assert found == shares
+    by_name = {name: (s.count, s.tasks, s.size_bytes) for name, s in registry.shares.items()}
+    assert by_name == shares
     for state in TransactionState:
         # What the store has, or has had and is not known to have lost.
         names = sorted(

@@ -27,11 +27,11 @@ class Rig(RigBase):
 
     def ack_receipt(self, group: Group, epoch: int, task_id: int, attempt: int) -> str:
         settlement = self.engine.settlement
-        found = self.core.find_group(group.topic.name, group.name)
-        if found is not None and not settlement.ack(found, epoch, [task_id], [attempt]):
+        result = self.core.find_group(group.topic.name, group.name)
+        if result is not None and not settlement.ack(result, epoch, [task_id], [attempt]):
             return "acked"
         known = self.known([task_id]).get(task_id)
-        return ack_by_record(self.engine, found, epoch, task_id, attempt, known)
+        return ack_by_record(self.engine, result, epoch, task_id, attempt, known)
 
     def lease(self, got: Got) -> Lease | None:
         group = self.core.find_group(got.group.topic.name, got.group.name)
@@ -120,9 +120,9 @@ class Rig(RigBase):
         return control.settle_dead(kind, task_id, group, known, self.now_ms, ttl_ms)
 
     def group(self, topic: str = "t", name: str = "default") -> Group:
-        found = self.core.find_group(topic, name)
-        assert found is not None
-        return found
+        result = self.core.find_group(topic, name)
+        assert result is not None
+        return result
 
     # --- groups and their settings -------------------------------------------------------------
 
@@ -130,8 +130,8 @@ class Rig(RigBase):
         """Configure a group, or the topic if no group is named."""
         core, grouping = self.core, self.engine.grouping
         if group is None:
-            found = core.topic(topic)
-            grouping.set_topic(found, found.settings.replaced(changes), self.mono_ms)
+            result = core.topic(topic)
+            grouping.set_topic(result, result.settings.replaced(changes), self.mono_ms)
         else:
             one = self.group(topic, group)
             grouping.set(one, one.settings.replaced(changes), self.mono_ms)

@@ -232,10 +232,10 @@ class RigBase:
         once: bool = False,
         at_most_once: bool = False,
     ) -> Subscriber:
-        found = self.engine.grouping.group(self.core.topic(topic), group, self.now_ms)
+        result = self.engine.grouping.group(self.core.topic(topic), group, self.now_ms)
         subscriber = Subscriber(
             None,
-            found,
+            result,
             prefetch,
             lease_ms,
             once=once,

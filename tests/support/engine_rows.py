@@ -70,9 +70,9 @@ class Rows:
         """Return the answered requests of a session, ascending, with their first ids."""
         rows = [row for row in self.sessions.values() if row.session == session]
         floor = max((row.floor for row in rows), default=0)
-        found = sorted(answer[:2] for row in rows for answer in row.answers if answer[0] >= floor)
-        assert len(dict(found)) == len(found), "a request has two answers"
-        return dict(found)
+        results = sorted(answer[:2] for row in rows for answer in row.answers if answer[0] >= floor)
+        assert len(dict(results)) == len(results), "a request has two answers"
+        return dict(results)
 
     @property
     def _records(self) -> dict[Kind[Any], dict[Any, Any]]:

@@ -148,9 +148,9 @@ class Forked:
         if self._code is None and self._has_ended(timeout_s):
             with self._lock:
                 if self._code is None:
-                    said = os.read(self._ended, _CODE.size)
-                    assert said, "the process that forks has ended"
-                    (self._code,) = _CODE.unpack(said)
+                    rows = os.read(self._ended, _CODE.size)
+                    assert rows, "the process that forks has ended"
+                    (self._code,) = _CODE.unpack(rows)
         return self._code
 
     def _has_ended(self, timeout_s: float | None) -> bool:
@@ -191,7 +191,7 @@ class _Parent:
         folder: Path,
         files_max: int | None,
     ) -> Forked:
-        said = {
+        fields = {
             "arguments": list(arguments),
             "env": dict(env),
             "cwd": str(folder),
@@ -200,7 +200,7 @@ class _Parent:
         ended, theirs = os.pipe()
         try:
             with self._lock:
-                request = json.dumps(said).encode()
+                request = json.dumps(fields).encode()
                 socket.send_fds(self._socket, [request], [*files, theirs])
                 answer = self._socket.recv(64)
         finally:

@@ -84,7 +84,7 @@ Case = tuple[Any, Callable[[Any], bytes | None], Callable[[Any], Any]]
 
 def cases() -> dict[str, Case]:
     """Return (value, encode, decode) by name for every kind of record."""
-    found: dict[str, Case] = {
+    result: dict[str, Case] = {
         "extras-full": (FULL_EXTRAS, codec.encode_extras, codec.decode_extras),
         "past": (Past(FAILURES), codec.encode_past, codec.decode_past),
         "past-full": (Past(KNOWN_FAILURES, 17, 1_000, 2), codec.encode_past, codec.decode_past),
@@ -93,16 +93,16 @@ def cases() -> dict[str, Case]:
         "endings": (ENDED, codec.encode_endings, lambda data: dict(codec.decode_endings(data))),
     }
     for i, task in enumerate(GOLDEN_TASKS):
-        found[f"task-{i}"] = (task, codec.encode_task, codec.decode_task)
+        result[f"task-{i}"] = (task, codec.encode_task, codec.decode_task)
         if task.options is not None:
-            found[f"extras-{i}"] = (task.options, codec.encode_extras, codec.decode_extras)
+            result[f"extras-{i}"] = (task.options, codec.encode_extras, codec.decode_extras)
     for i, progress in enumerate(PROGRESS):
-        found[f"progress-{i}"] = (progress, codec.encode_progress, codec.decode_progress)
+        result[f"progress-{i}"] = (progress, codec.encode_progress, codec.decode_progress)
     for i, dead in enumerate(DEAD):
-        found[f"dead-{i}"] = (dead, codec.encode_dead, codec.decode_dead)
+        result[f"dead-{i}"] = (dead, codec.encode_dead, codec.decode_dead)
     for name, kind, row in records():
-        found[name] = (row, partial(codec.encode_record, kind), partial(codec.decode_record, kind))
-    return found
+        result[name] = (row, partial(codec.encode_record, kind), partial(codec.decode_record, kind))
+    return result
 
 
 def records() -> Iterator[tuple[str, Kind[Any], Any]]:

@@ -34,6 +34,6 @@ def spools(history: Path) -> list[Path]:
 def metric(daemon: Daemon, name: str) -> float:
     """Return the current value of a metric without labels."""
     with urllib.request.urlopen(f"{daemon.http}/metrics", timeout=60) as answer:  # noqa: S310  # our own address
-        found = re.search(rf"^{name} (\S+)$", answer.read().decode(), re.MULTILINE)
-    assert found is not None
-    return float(found[1])
+        match = re.search(rf"^{name} (\S+)$", answer.read().decode(), re.MULTILINE)
+    assert match is not None
+    return float(match[1])

@@ -161,8 +161,8 @@ class InProcess:
         InProcess.request += len(frames)
         peer.feed(b"".join(encode((int(f[0]), n, *f[1:])) for n, f in enumerate(frames, first)))
         await self.settle()
-        found = {frame[1]: frame for frame in peer.frames() if frame[0] in (T.OK, T.ERROR)}
-        return [found[n][2:] for n in range(first, first + len(frames))]
+        result = {frame[1]: frame for frame in peer.frames() if frame[0] in (T.OK, T.ERROR)}
+        return [result[n][2:] for n in range(first, first + len(frames))]
 
     async def ask(self, peer: Peer, *frame: Any) -> Any:
         """Send a frame and return the value of its OK. Fail if the answer is an error."""

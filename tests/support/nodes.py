@@ -51,13 +51,13 @@ class Node(Daemon):
 
     def freeze(self) -> list[int]:
         """Send SIGSTOP to all processes of the node and return them for ``wake``."""
-        found = list[int]()
-        while more := [pid for pid in family(self.pid) if pid not in found]:
+        result = list[int]()
+        while more := [pid for pid in family(self.pid) if pid not in result]:
             for pid in more:  # its parent first: it starts no more of them
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGSTOP)
-            found += more
-        return found
+            result += more
+        return result
 
     @staticmethod
     def wake(frozen: list[int]) -> None:
@@ -121,8 +121,8 @@ class Nodes:
 
         def look() -> dict[int, str | None]:
             shards = self[asked].nodes()["shards"]
-            found = {shard["shard"]: shard["node"] for shard in shards}
+            result = {shard["shard"]: shard["node"] for shard in shards}
             rests = all(shard["node"] == shard["wanted"] for shard in shards)
-            return found if rests and set(found.values()) == those else {}
+            return result if rests and set(result.values()) == those else {}
 
         return until(look, timeout_s, self.log)

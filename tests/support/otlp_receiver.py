@@ -73,8 +73,8 @@ class OtlpReceiver:
                     self.spans += [_span(raw, resource) for raw in scope.spans]
         else:
             assert path == "/v1/metrics", path
-            found = ExportMetricsServiceRequest.FromString(body)
-            for metrics in found.resource_metrics:
+            result = ExportMetricsServiceRequest.FromString(body)
+            for metrics in result.resource_metrics:
                 for scope_metrics in metrics.scope_metrics:
                     self.metrics |= {metric.name: metric for metric in scope_metrics.metrics}
 

@@ -34,9 +34,9 @@ SMALL = "+S 1:1 +sbwt none +sbwtdcpu none +sbwtdio none +A 4"
 def program() -> str:
     """Return the path of the server. Without it skip the test, or fail on CI."""
     for place in PLACES:
-        found = shutil.which(place)
-        if found is not None and shutil.which("epmd") is not None:
-            return found
+        result = shutil.which(place)
+        if result is not None and shutil.which("epmd") is not None:
+            return result
     reason = "rabbitmq-server is not installed"
     if os.environ.get("CI"):
         pytest.fail(reason)
@@ -72,9 +72,9 @@ class RabbitServer:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
-                said = (self.folder / "output").read_text(errors="replace")
+                text = (self.folder / "output").read_text(errors="replace")
                 self.stop()
-                raise AssertionError(f"rabbitmq-server did not start:\n{said[-2000:]}")
+                raise AssertionError(f"rabbitmq-server did not start:\n{text[-2000:]}")
             time.sleep(0.05)  # real time: another process
         return self
 

@@ -34,8 +34,8 @@ class Raw:
             self.limits = answer[2]["limits"]
 
     def hello(self, **options: Any) -> Frame:
-        said = {"v": PROTOCOL_VERSION, "session": os.urandom(16), "token": None, "client": "raw"}
-        return self.call(FrameType.HELLO, said | options)
+        fields = {"v": PROTOCOL_VERSION, "session": os.urandom(16), "token": None, "client": "raw"}
+        return self.call(FrameType.HELLO, fields | options)
 
     def send_bytes(self, data: bytes) -> None:
         self.socket.sendall(data)

@@ -18,7 +18,7 @@ def _text(value: bytes) -> str:
 async def dump(url: str, masked: tuple[str, ...] = CHANGING) -> dict[str, Any]:
     """Return [type, content] by key, with sorted fields and members. Values of `masked` fields
     are hidden."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     async with Redis.from_url(url) as redis:
         for key in sorted(await redis.keys("*")):
             kind = (await redis.type(key)).decode()
@@ -34,8 +34,8 @@ async def dump(url: str, masked: tuple[str, ...] = CHANGING) -> dict[str, Any]:
                 content = [[_text(member), score] for member, score in members]
             else:
                 content = [_text(item) for item in await redis.lrange(key, 0, -1)]
-            found[_text(key)] = [kind, content]
-    return found
+            result[_text(key)] = [kind, content]
+    return result
 
 
 async def load(url: str, dumped: dict[str, Any]) -> None:

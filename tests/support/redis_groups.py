@@ -98,20 +98,20 @@ def catch_up(master: RedisServer, *replicas: RedisServer) -> None:
     offset = int(info(master, "replication")["master_repl_offset"])
 
     def has_all(replica: RedisServer) -> bool:
-        said = info(replica, "replication")
-        is_linked = said.get("master_link_status") == "up"
-        return is_linked and int(said["slave_repl_offset"]) >= offset
+        answer = info(replica, "replication")
+        is_linked = answer.get("master_link_status") == "up"
+        return is_linked and int(answer["slave_repl_offset"]) >= offset
 
     until(lambda: all(map(has_all, replicas)))
 
 
 def is_replica_of(server: RedisServer, master: RedisServer) -> bool:
     """Return whether the server follows the master and has all its data."""
-    found = info(server, "replication")
+    result = info(server, "replication")
     return (
-        found.get("role") == "slave"
-        and found.get("master_port") == str(named_port(master))
-        and found.get("master_link_status") == "up"
+        result.get("role") == "slave"
+        and result.get("master_port") == str(named_port(master))
+        and result.get("master_link_status") == "up"
     )
 
 

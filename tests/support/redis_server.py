@@ -32,9 +32,9 @@ DEFAULTS = {
 def program() -> str:
     """Return the path of redis-server. Without it skip the test, or fail on CI."""
     for name in PROGRAMS:
-        found = shutil.which(name)
-        if found is not None:
-            return found
+        result = shutil.which(name)
+        if result is not None:
+            return result
     reason = f"none of {', '.join(PROGRAMS)} is installed"
     if os.environ.get("CI"):
         pytest.fail(reason)

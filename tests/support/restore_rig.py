@@ -101,7 +101,7 @@ async def restored(folder: Path, backup: str | None, **options: Any) -> tuple[Re
 async def held(store_url: str) -> Held:
     store = open_url(store_url)
     opened = await store.open(OWNER, LATER_MS)
-    found = Held(opened, await store.recover_small(), await store.scan(-1, 100_000, None))
-    assert len(found.small.progress) == len(found.progress)
+    result = Held(opened, await store.recover_small(), await store.scan(-1, 100_000, None))
+    assert len(result.small.progress) == len(result.progress)
     await store.close(clean=True)
-    return found
+    return result

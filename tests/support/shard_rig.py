@@ -228,8 +228,8 @@ class Peer:
         return await self.call(T.ENQUEUE, self.request + 1, tasks)
 
     async def hello(self, **options: Any) -> Frame:
-        said = {"session": os.urandom(16), "token": None, "client": "rig"}
-        return await self.answer(self.say_hello(**said | options))
+        fields = {"session": os.urandom(16), "token": None, "client": "rig"}
+        return await self.answer(self.say_hello(**fields | options))
 
     def say_hello(self, **options: Any) -> int:
         return self.send(T.HELLO, {"v": PROTOCOL_VERSION, **options})
@@ -247,8 +247,8 @@ class ShardRig:
     """A started shard: ``await ShardRig(setting=…).start()``, then ``await stop()``."""
 
     def __init__(self, **settings: Any) -> None:
-        said = {"store": "memory:", "login_delay_s": 0, **settings}
-        self.settings = Settings(**{name: one for name, one in said.items() if one is not None})
+        fields = {"store": "memory:", "login_delay_s": 0, **settings}
+        self.settings = Settings(**{name: one for name, one in fields.items() if one is not None})
         self.sources = Sources()
         self.store = GatedStore()
         self.notices: list[tuple[str, str]] = []

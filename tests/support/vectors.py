@@ -11,5 +11,5 @@ FOLDER = Path(__file__).parents[1] / "vectors"
 
 def vectors(name: str) -> dict[str, Any]:
     """Return the vectors of a file by kind."""
-    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
-    return found
+    answer: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
+    return answer

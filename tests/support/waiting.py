@@ -64,10 +64,10 @@ def until(
     For events in another process that cannot be signalled. A failure shows the text of `log`.
     """
     patience = Patience(timeout_s)
-    while not (found := look()):
+    while not (result := look()):
         assert not patience.is_over, f"not within {timeout_s} s: {log()}"
         time.sleep(LOOK_S)  # real time: another process
-    return found
+    return result
 
 
 async def comes(
@@ -77,11 +77,11 @@ async def comes(
     patience = Patience(timeout_s)
     async with asyncio.timeout(timeout_s + BUSY_S_MAX):
         while True:
-            found = look()
-            if isawaitable(found):
-                found = await found
-            if found:
-                return found
+            result = look()
+            if isawaitable(result):
+                result = await result
+            if result:
+                return result
             if patience.is_over:
                 raise TimeoutError(f"not within {timeout_s} s")
             await asyncio.sleep(every_s)  # real time: another process, or a thread

@@ -202,21 +202,21 @@ def test_every_call_after_close_raises_client_closed(daemon: Daemon) -> None:
 
 
 def test_a_blocking_call_in_the_clients_own_thread_is_refused(client: Client) -> None:
-    found: list[BaseException | None] = []
+    results: list[BaseException | None] = []
     over = threading.Event()
 
     def chain(_: Any) -> None:
         try:
             client.enqueue("own", b"second")
-            found.append(None)
+            results.append(None)
         except errors.BadRequest as error:
-            found.append(error)
+            results.append(error)
         over.set()
 
     client.enqueue_nowait("own", b"first").add_done_callback(chain)
     assert over.wait(WAIT_S)
-    assert isinstance(found[0], errors.BadRequest)
-    assert "enqueue_nowait" in str(found[0])
+    assert isinstance(results[0], errors.BadRequest)
+    assert "enqueue_nowait" in str(results[0])
 
 
 # --- processes -----------------------------------------------------------------------------------
@@ -374,8 +374,8 @@ SURFACE = [
 def test_help_describes_the_synchronous_verb(kind: type, name: str) -> None:
     """Not about the asynchronous one that it is made of: what comes back can be used as told."""
     member = inspect.getattr_static(kind, name)
-    said = pydoc.plain(pydoc.render_doc(member))
-    assert not re.search(r"Async[A-Z]|async with|async for|await|Coroutine|asyncio", said), said
+    answer = pydoc.plain(pydoc.render_doc(member))
+    assert not re.search(r"Async[A-Z]|async with|async for|await|Coroutine|asyncio", answer), answer
     if inspect.isfunction(member):
         assert member.__module__ == "tickwheel.sync"
         assert member.__name__ == name

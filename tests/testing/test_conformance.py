@@ -223,7 +223,7 @@ async def test_stats_and_settings_are_returned(place: Place) -> None:
 
 async def test_error_codes_are_the_same(place: Place) -> None:
     client = place.client
-    said = []
+    texts = []
     for wrong in (
         client.enqueue("t", bytes(2_000_000)),
         client.enqueue("", b""),
@@ -233,7 +233,7 @@ async def test_error_codes_are_the_same(place: Place) -> None:
     ):
         with pytest.raises((BadRequest, BodyTooLarge, NotFound)) as caught:
             await wrong
-        said.append((caught.value.code, str(caught.value)))
-    assert [code for code, _ in said] == [
+        texts.append((caught.value.code, str(caught.value)))
+    assert [code for code, _ in texts] == [
         "body_too_large", "bad_request", "bad_request", "not_found", "bad_request",
     ]  # fmt: skip

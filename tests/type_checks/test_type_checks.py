@@ -30,11 +30,11 @@ def mypy(programs: Sequence[Path]) -> Found:
         cwd=ROOT, timeout=TIMEOUT_S,
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stdout + done.stderr
-    found: Found = defaultdict(set)
+    result: Found = defaultdict(set)
     for path, line in re.findall(r"^(\S+?):(\d+): error: ", done.stdout, re.MULTILINE):
-        found[ROOT / path].add(int(line))
-    assert bool(found) == bool(done.returncode), done.stdout
-    return found
+        result[ROOT / path].add(int(line))
+    assert bool(result) == bool(done.returncode), done.stdout
+    return result
 
 
 def pyright(programs: Sequence[Path]) -> Found:
@@ -55,11 +55,11 @@ def pyright(programs: Sequence[Path]) -> Found:
         )
     told = json.loads(done.stdout)
     assert told["summary"]["filesAnalyzed"] == len(programs), done.stdout + done.stderr
-    found: Found = defaultdict(set)
+    result: Found = defaultdict(set)
     for diagnostic in told["generalDiagnostics"]:
         if diagnostic["severity"] == "error":
-            found[Path(diagnostic["file"])].add(diagnostic["range"]["start"]["line"] + 1)
-    return found
+            result[Path(diagnostic["file"])].add(diagnostic["range"]["start"]["line"] + 1)
+    return result
 
 
 CHECKERS = {"mypy": cache(mypy), "pyright": cache(pyright)}
@@ -78,6 +78,6 @@ def test_exactly_the_wrong_lines_are_found(program: Path, checker: str) -> None:
     lines = program.read_text().splitlines()
     wrong = {number for number, line in enumerate(lines, 1) if line.endswith("# error")}
     assert len(wrong) > 20
-    found = CHECKERS[checker](BAD)
-    assert found.keys() == set(BAD)
-    assert found[program] == wrong
+    result = CHECKERS[checker](BAD)
+    assert result.keys() == set(BAD)
+    assert result[program] == wrong

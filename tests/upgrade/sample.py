@@ -65,29 +65,29 @@ class Peer(Raw):
 
     def pull(self, topic: str, group: str, count: int, lease_ms: int) -> tuple[int, list[Any]]:
         """Return the epoch and `count` deliveries: (id, attempt, due_ms, body[, options])."""
-        found: list[Any] = []
+        results: list[Any] = []
         epoch = 0
-        while len(found) < count:
+        while len(results) < count:
             options = {"lease_ms": lease_ms}
-            epoch, _, items = self.do(T.PULL, topic, group, count - len(found), 5_000, options)
-            assert items, f"{topic}/{group} gets {len(found)} instead of {count}"
-            found += items
-        return epoch, found
+            epoch, _, items = self.do(T.PULL, topic, group, count - len(results), 5_000, options)
+            assert items, f"{topic}/{group} gets {len(results)} instead of {count}"
+            results += items
+        return epoch, results
 
     def lookup(self, ids: list[int]) -> list[dict[str, Any]]:
         """Every field but the place on the wheel, as JSON has them."""
-        found = [dict(task) for task in self.do(T.LOOKUP, ids)]
-        for task in found:
+        results = [dict(task) for task in self.do(T.LOOKUP, ids)]
+        for task in results:
             task.pop("slot", None)
             task.pop("cycles", None)
-        return [plain(task) for task in found]
+        return [plain(task) for task in results]
 
     def dead(self) -> list[dict[str, Any]]:
         return [plain(letter) for letter in self.do(T.DEAD_LIST, {"limit": 1000})["dead"]]
 
     def settings(self, topic: str, group: str | None) -> dict[str, Any]:
-        found: dict[str, Any] = plain(self.do(T.CONFIGURE, topic, group, {}))
-        return found
+        result: dict[str, Any] = plain(self.do(T.CONFIGURE, topic, group, {}))
+        return result
 
 
 def plain(value: Any) -> Any:
@@ -171,8 +171,8 @@ def restore_store(sample: Path, url: str) -> None:
 
 
 def expected_of(sample: Path) -> Expected:
-    found: Expected = json.loads((sample / "expected.json").read_bytes())
-    return found
+    answer: Expected = json.loads((sample / "expected.json").read_bytes())
+    return answer
 
 
 def _write(path: Path, data: bytes) -> None:

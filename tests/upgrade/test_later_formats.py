@@ -58,14 +58,14 @@ async def store(
     if request.param == "sqlite":
         path = tmp_path / "store.db"
         load_dump(V1 / "sqlite.sql", path)
-        found = Store(Subject(open_url(f"sqlite:///{path}")), path, f"sqlite:///{path}")
+        result = Store(Subject(open_url(f"sqlite:///{path}")), path, f"sqlite:///{path}")
     else:
         shared_redis.call("FLUSHALL")
         url = shared_redis.url()
         await load(url, json.loads((V1 / "redis.json").read_text("utf-8")))
-        found = Store(Subject(open_url(url)), None, url)
-    yield found
-    await found.subject.store.close(clean=True)
+        result = Store(Subject(open_url(url)), None, url)
+    yield result
+    await result.subject.store.close(clean=True)
 
 
 def layout_2(patch: pytest.MonkeyPatch, *upgrade: str) -> None:
@@ -83,8 +83,8 @@ async def test_a_store_of_format_1_is_upgraded_when_it_is_opened(store: Store) -
         opened = await subject.open()
         assert (opened.epoch, opened.last_batch, opened.created) == (2, 5, False)
         assert await store.layout() == 2
-        found = await subject.store.read(list(stored_tasks()))
-        assert {i: task.row for i, task in found.items()} == stored_tasks()
+        rows = await subject.store.read(list(stored_tasks()))
+        assert {i: task.row for i, task in rows.items()} == stored_tasks()
         assert (await subject.small()).records == content().records
         await subject.reopen()
         if store.path is not None:

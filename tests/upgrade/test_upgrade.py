@@ -253,8 +253,8 @@ def the_history_goes_on(tickwheel: Command, history: Path, expected: Expected) -
     assert {int(event["task_id"]) for event in events if event["event"] == "enqueued"} == ids
     numbers = [(event["epoch"], event["seq"]) for event in events]
     for epoch in range(1, max(epoch for epoch, _ in numbers) + 1):
-        found = sorted(seq for e, seq in numbers if e == epoch)
-        assert found == list(range(1, len(found) + 1))
+        results = sorted(seq for e, seq in numbers if e == epoch)
+        assert results == list(range(1, len(results) + 1))
 
 
 # --- what a minute changes ------------------------------------------------------------------------
@@ -317,14 +317,14 @@ def owed(expected: Expected) -> PendingGroups:
         for receipt in expected["receipts"]
         for task_id in receipt["ids"]
     }
-    found: PendingGroups = defaultdict(set)
+    result: PendingGroups = defaultdict(set)
     for task in (later(task, expected) for task in expected["tasks"]):
         if task["state"] == "ready" and not task["groups"]:
-            found[task["topic"], "first"].add(task["id"])
+            result[task["topic"], "first"].add(task["id"])
         for group, of in task.get("groups", {}).items():
             if of["state"] == "ready" and (group, task["id"]) not in acked:
-                found[task["topic"], group].add(task["id"])
-    return found
+                result[task["topic"], group].add(task["id"])
+    return result
 
 
 # --- asking ---------------------------------------------------------------------------------------

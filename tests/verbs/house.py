@@ -195,8 +195,8 @@ class House:
         assert log.close(10)
         lines = self._audit.read_text().splitlines() if self._audit.exists() else []
         new, self._audit_read = lines[self._audit_read :], len(lines)
-        said = [json.loads(line) for line in new]
-        return [entry["operation"] for entry in said if entry["who"] == "token all"]
+        texts = [json.loads(line) for line in new]
+        return [entry["operation"] for entry in texts if entry["who"] == "token all"]
 
 
 def _port(url: str | None) -> int:

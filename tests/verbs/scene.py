@@ -239,8 +239,8 @@ class Stage:
             self._check_fields(value)
         value = _as_tcp_has_it(value)
         if isinstance(value, Mapping):
-            found = {self._text(name): self.plain(one) for name, one in value.items()}
-            return {name: one for name, one in found.items() if one is not None}
+            result = {self._text(name): self.plain(one) for name, one in value.items()}
+            return {name: one for name, one in result.items() if one is not None}
         if isinstance(value, (list, tuple)):
             return [self.plain(item) for item in value]
         if isinstance(value, str):

@@ -117,9 +117,9 @@ class Ways:
 
 @pytest.fixture(scope="module")
 def ways(house: House) -> Iterator[Ways]:
-    found = Ways(house)
-    yield found
-    found.close()
+    result = Ways(house)
+    yield result
+    result.close()
 
 
 Begun = tuple[Stage, Values, Any, Any]
@@ -152,8 +152,8 @@ def test_every_verb_has_a_scene() -> None:
 
 def test_every_routed_verb_is_tested_over_http() -> None:
     over_http = {name for route in ROUTES for name in route.operations}
-    said = {n for n, it in SCENES.items() if it.saying.http or it.verb.path}
-    assert said == over_http & SCENES.keys()
+    texts = {n for n, it in SCENES.items() if it.saying.http or it.verb.path}
+    assert texts == over_http & SCENES.keys()
 
 
 def test_every_declared_error_is_tested() -> None:
@@ -176,7 +176,7 @@ def test_all_clients_get_the_same_answer(name: str, ways: Ways, begin: Begin) ->
     for way in ways.of():
         stage, values, expected, play = set_up or begin(scene)
         try:
-            said = way.ask(scene, values)
+            answer = way.ask(scene, values)
         except Unsayable:
             if not is_read:
                 play.close()
@@ -185,12 +185,12 @@ def test_all_clients_get_the_same_answer(name: str, ways: Ways, begin: Begin) ->
         # The process that answers for all shards has a log of its own beside the shard's.
         lines = 2 if way.name == "http of all shards" else 1
         assert logged == [scene.verb.name] * lines * (scene.verb.audit is not Audit.NEVER), way.name
-        found = steady(stage.plain(said.value))
+        result = steady(stage.plain(answer.value))
         if reference is None:
-            reference = found
-            assert not list(differences(expected, found)), found
-        same = steady(stage.plain(said.of(reference)))
-        assert not list(disagreements(same, found, way)), way.name
+            reference = result
+            assert not list(differences(expected, result)), result
+        same = steady(stage.plain(answer.of(reference)))
+        assert not list(disagreements(same, result, way)), way.name
         if not is_read:
             rest(play)
     if set_up:
@@ -265,12 +265,12 @@ def test_reading_changes_no_group_and_no_lease(name: str, ways: Ways, begin: Beg
 
 async def held(house: House) -> dict[str, Any]:
     """Each topic, and its groups with all that they hold, as the engine has it."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for topic in house.running.shard.core.topics.values():
         groups = [*topic.groups.values()]
         if topic.default_backlog is not None:
             groups.append(topic.default_backlog)
-        found[topic.name] = topic.settings, [
+        result[topic.name] = topic.settings, [
             (
                 group.row(), group.ready_count, {**group.flight}, {**group.waiting},
                 {**group.delivery_attempts}, {**group.numbers}, group.dead, group.delivered,
@@ -278,7 +278,7 @@ async def held(house: House) -> dict[str, Any]:
             )
             for group in groups
         ]  # fmt: skip
-    return found
+    return result
 
 
 @pytest.mark.parametrize("kind", [OverHttp, OverGateway])
@@ -385,13 +385,13 @@ def check_refused(scene: Scene, field: Field, bound: Bound, values: Values, ways
             error = error_of(way, scene, values)
         except Unsayable:
             continue
-        said = (scene.verb.name, way.name, field.name, bound.value, error)
-        assert error is not None and error.code in ("bad_request", "limit_exceeded"), said
+        outcome = (scene.verb.name, way.name, field.name, bound.value, error)
+        assert error is not None and error.code in ("bad_request", "limit_exceeded"), outcome
         check_declared(scene.verb, error)
         names = (field.name, field.python, *(("id", "items") if is_of_ids else ()))
-        assert any(name in error.message for name in names), said
+        assert any(name in error.message for name in names), outcome
         is_same = isinstance(way, (Tcp, OverHttp)) or not has_own_words(field)
-        assert not is_same or all(word in error.message for word in bound.words), said
+        assert not is_same or all(word in error.message for word in bound.words), outcome
         if is_same and not is_of_ids:
             texts[way.name] = error.message
     assert not bound.words or len(set(texts.values())) <= 1, (scene.verb.name, texts)
@@ -455,8 +455,8 @@ def test_pages_add_up_to_the_list(name: str, ways: Ways, begin: Begin) -> None:
         assert whole["next"] is None and len(items) > 1, (kind.name, whole)
         found, after = list[Any](), {}
         while True:
-            said = values | {"limit": len(items) // 2, **after}
-            page = way.ask(scene, said).value
+            answer = values | {"limit": len(items) // 2, **after}
+            page = way.ask(scene, answer).value
             found += next(one for field, one in page.items() if field != "next")
             if page["next"] is None:
                 break

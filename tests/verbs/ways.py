@@ -177,20 +177,24 @@ class OverHttp(Way):
             data, headers["content-type"] = json.dumps(body), "application/json"
         self._connection.request(method, path, data, headers)
         response = self._connection.getresponse()
-        said = json.loads(response.read())
+        answer = json.loads(response.read())
         if response.status >= 400:
             self._connection.close()  # the daemon may: it has not read what it refused
             assert response.headers["content-type"] == "application/problem+json"
-            assert response.status == said["status"] == BY_CODE[said["code"]].http_status, said
-            raise from_wire(said["code"], said["detail"])
+            assert response.status == answer["status"] == BY_CODE[answer["code"]].http_status, (
+                answer
+            )
+            raise from_wire(answer["code"], answer["detail"])
         route, _ = ROUTER.find(method, path.partition("?")[0].encode())
-        is_new = method != "PUT" or said.get("created", said.get("outcome") == "created")
-        assert response.status == (route.status if is_new else 200), (response.status, said)
+        is_new = method != "PUT" or answer.get("created", answer.get("outcome") == "created")
+        assert response.status == (route.status if is_new else 200), (response.status, answer)
         is_union = isinstance(route.answer, UnionType)
         kinds = get_args(route.answer) if is_union else (route.answer,)
-        assert any(_is_of(kind, said) for kind in kinds), said
+        assert any(_is_of(kind, answer) for kind in kinds), answer
         reply = scene.saying.reply
-        return Said(reply(said) if reply is not None else _of_json(scene.verb.answer, said), same)
+        return Said(
+            reply(answer) if reply is not None else _of_json(scene.verb.answer, answer), same
+        )
 
     def close(self) -> None:
         self._connection.close()
@@ -251,8 +255,8 @@ def _is_of(kind: Any, said: Any) -> bool:
 
 
 def _with_query(path: str, fields: Any) -> str:
-    said = {n: str(v).lower() if isinstance(v, bool) else v for n, v in (fields or {}).items()}
-    return f"{path}?{urlencode(said)}" if said else path
+    answer = {n: str(v).lower() if isinstance(v, bool) else v for n, v in (fields or {}).items()}
+    return f"{path}?{urlencode(answer)}" if answer else path
 
 
 def _json_of(verb: Verb, values: Values, method: str, named: list[str]) -> Any:
@@ -260,12 +264,12 @@ def _json_of(verb: Verb, values: Values, method: str, named: list[str]) -> Any:
     if verb.request is None:
         raise Unsayable
     kinds = {field.name: field.kind for field in verb.request.fields()}
-    said = {n: _in_json(kinds.get(n, FieldKind()), v) for n, v in values.items()}
+    answer = {n: _in_json(kinds.get(n, FieldKind()), v) for n, v in values.items()}
     if any(field.name not in named for field in verb.request.fields()):
-        return said
-    if said and method not in ("GET", "DELETE"):
+        return answer
+    if answer and method not in ("GET", "DELETE"):
         raise Unsayable  # nobody reads a body
-    return said
+    return answer
 
 
 def _in_json(kind: FieldKind, value: Any) -> Any:
@@ -422,16 +426,16 @@ def _giving(verb: Verb, method: Method) -> Of:
 
 def keywords(request: type[Request], values: Values) -> Values:
     """Values in the form of the wire as keywords of the clients."""
-    found: Values = {}
+    result: Values = {}
     for name, value in values.items():
         field = next((item for item in request.fields() if item.name == name), None)
         if field is None:
             raise Unsayable
         if isinstance(field.kind, Block):
-            found |= keywords(field.kind.block, value)
+            result |= keywords(field.kind.block, value)
         else:
-            found[field.python] = _in_python(field.kind, value)
-    return found
+            result[field.python] = _in_python(field.kind, value)
+    return result
 
 
 def _in_python(kind: FieldKind, value: Any) -> Any:
@@ -478,12 +482,12 @@ class Cli(Way):
 def _command(template: str, values: Values) -> str:
     """The command with these values, each of which must have its place: ``{name}``, or
     ``[name: text]`` for what is said when the value is there. Raises Unsayable."""
-    said = re.sub(r"\[(\w+): ([^]]*)\]", lambda it: it[2] if values.get(it[1]) else "", template)
+    answer = re.sub(r"\[(\w+): ([^]]*)\]", lambda it: it[2] if values.get(it[1]) else "", template)
     named = set(re.findall(r"[{[](\w+)", template))
     if not template or values.keys() - named:
         raise Unsayable
     try:
-        return said.format(**values)
+        return answer.format(**values)
     except (KeyError, TypeError):
         raise Unsayable from None
 

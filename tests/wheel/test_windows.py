@@ -79,13 +79,13 @@ def test_a_hundred_thousand_tasks_spread(after_ms: int) -> None:
     wheel = TimingWheel(NOW_MS)
     chooser = made(wheel)
     low_ms = NOW_MS + after_ms + 55 * 60_000
-    found: list[int] = []
+    results: list[int] = []
     for _ in range(20):
-        found += chooser.choose(low_ms, low_ms + 600_000, 5_000, NOW_MS)
-    assert min(found) == low_ms and max(found) <= low_ms + 600_000
-    each = Counter(moment_ms // 1000 for moment_ms in found)
+        results += chooser.choose(low_ms, low_ms + 600_000, 5_000, NOW_MS)
+    assert min(results) == low_ms and max(results) <= low_ms + 600_000
+    each = Counter(moment_ms // 1000 for moment_ms in results)
     assert max(each.values()) == ceil(100_000 / 600)
-    assert max(Counter(found).values()) == 1, "spread within a tick, too"
+    assert max(Counter(results).values()) == 1, "spread within a tick, too"
 
 
 def test_a_crowd_is_avoided_wherever_it_is() -> None:
@@ -145,8 +145,8 @@ def test_pages_read_per_request_are_limited() -> None:
     chooser = Windows(wheel, lambda: ())
     chooser.begin()
     asked = [NOW_MS + day * 24 * HOUR_MS for day in range(1_000)]
-    found = [chooser.choose(at_ms, at_ms + 10_000, 1, NOW_MS)[0] for at_ms in asked]
-    later = [moment_ms - at_ms for moment_ms, at_ms in zip(found, asked, strict=True)]
+    results = [chooser.choose(at_ms, at_ms + 10_000, 1, NOW_MS)[0] for at_ms in asked]
+    later = [moment_ms - at_ms for moment_ms, at_ms in zip(results, asked, strict=True)]
     assert later == [1_000] * timing.READS_MAX + [0] * (1_000 - timing.READS_MAX)
     assert chooser.choose(asked[-1], asked[-1] + 10_000, 40, NOW_MS) == [
         asked[-1] + n * 617 % 1_000 for n in range(40)

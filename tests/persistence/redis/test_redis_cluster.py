@@ -58,9 +58,9 @@ async def make(cluster: Cluster) -> AsyncIterator[Make]:
 
 
 def owner(cluster: Cluster) -> RedisServer:
-    found = cluster.owner_of(SLOT)
-    assert found is not None
-    return found
+    result = cluster.owner_of(SLOT)
+    assert result is not None
+    return result
 
 
 def another(cluster: Cluster) -> RedisServer:
@@ -249,10 +249,10 @@ class TestASlotOnItsWay:
             return await call(*args)
 
         read_client.call = moving  # type: ignore[method-assign]  # where a node leaves it
-        found = await again.small()
+        result = await again.small()
         assert calls > 12
         assert [handles async for handles in again.store.recover_handles(500)]
-        assert (found, await again.ids()) == expected
+        assert (result, await again.ids()) == expected
 
 
 async def test_the_lease_follows_a_failover(cluster: Cluster, make: Make) -> None:

@@ -29,15 +29,15 @@ def arguments(packed: Packed) -> list[bytes]:
     """As Redis reads them."""
     reader = hiredis.Reader()
     reader.feed(b"*%d\r\n%b" % (packed.number, packed.data))
-    found = reader.gets()
-    assert isinstance(found, list)
+    result = reader.gets()
+    assert isinstance(result, list)
     assert reader.gets() is False, "nothing is left"
-    return found
+    return result
 
 
 def by_operation(prepared: Prepared) -> dict[tuple[bytes, bytes], list[bytes]]:
     """Arguments by name and key; each operation within its limits, no pair divided."""
-    found: dict[tuple[bytes, bytes], list[bytes]] = {}
+    result: dict[tuple[bytes, bytes], list[bytes]] = {}
     for part in prepared.flat:
         args, at = arguments(part), 0
         while at < len(args):
@@ -48,9 +48,9 @@ def by_operation(prepared: Prepared) -> dict[tuple[bytes, bytes], list[bytes]]:
                 some = msgpack.unpackb(one, raw=True)
             assert len(some) <= 1_000
             assert name in (b"END", b"ENDING", b"ZREM", b"HDEL") or len(some) % 2 == 0
-            found.setdefault((name, key), []).extend(some)
+            result.setdefault((name, key), []).extend(some)
             at += 3 + count
-    return found
+    return result
 
 
 def rows(first: int, stop: int, due_ms: int = DUE_MS) -> dict[int, TaskRow]:
@@ -60,8 +60,8 @@ def rows(first: int, stop: int, due_ms: int = DUE_MS) -> dict[int, TaskRow]:
 
 def check_tasks(prepared: Prepared, wanted: dict[int, TaskRow]) -> None:
     """Every row once in both keys, and the records in the order of the map."""
-    found = by_operation(prepared)
-    queue, fields = found[b"NEW", KEY["store"]], found[b"RECORDS", KEY["task"]]
+    result = by_operation(prepared)
+    queue, fields = result[b"NEW", KEY["store"]], result[b"RECORDS", KEY["task"]]
     assert len(queue) == len(fields) == 2 * len(wanted)
     ids = [b"%019d" % i for i in wanted]
     dues = [b"%d" % row.due_ms for row in wanted.values()]
@@ -100,13 +100,13 @@ class TestParts:
         for part in prepared.flat:
             assert part.number <= PART_ARGS_MAX
             assert len(part.data) <= PART_BYTES_MAX * 1.1 or part.number <= 10
-        found = by_operation(prepared)
+        result = by_operation(prepared)
         assert prepared.size_bytes == sum(len(part.data) for part in prepared.flat)
         monkeypatch.setattr("tickwheel.persistence.redis.layout.PART_ARGS_MAX", 1 << 60)
         monkeypatch.setattr("tickwheel.persistence.redis.layout.PART_BYTES_MAX", 1 << 60)
         whole = prepare(effects, 200_000)
         assert len(whole.flat) == 1
-        assert by_operation(whole) == found
+        assert by_operation(whole) == result
 
 
 class TestNewTasks:

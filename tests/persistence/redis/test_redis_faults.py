@@ -37,9 +37,9 @@ PATIENCE_S = 60.0
 
 @pytest.fixture
 async def subject(make: Make) -> Subject:
-    found = make()
-    await found.open()
-    return found
+    result = make()
+    await result.open()
+    return result
 
 
 class TestWithoutMemory:
@@ -334,8 +334,8 @@ class TestARedisThatLostSomething:
         await subject.commit(tasks([100]))
         await subject.reopen()
         await self._lose(subject, redis_server)
-        found = await subject.store.read([1, 2, 3])
-        assert sorted(found) == [2, 3]
+        rows = await subject.store.read([1, 2, 3])
+        assert sorted(rows) == [2, 3]
         assert store(subject).replays == 1
 
     async def test_older_than_the_last_opening(self, redis_server: RedisServer, make: Make) -> None:
@@ -400,8 +400,8 @@ class TestLargeBatches:
     async def test_large_batches_are_applied(self, subject: Subject) -> None:
         rows = {i: TaskRow(i, 5, "t", bytes(1 << 20)) for i in range(1, 21)}
         await subject.commit(Effects(enqueued=rows, id_mark=20))
-        found = await subject.store.read(list(rows))
-        assert {i: task.row for i, task in found.items()} == rows
+        result = await subject.store.read(list(rows))
+        assert {i: task.row for i, task in result.items()} == rows
 
     async def test_a_body_of_twenty_mebibytes(self, subject: Subject) -> None:
         row = TaskRow(1, 5, "t", bytes(20 << 20))

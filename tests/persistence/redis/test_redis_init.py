@@ -64,9 +64,9 @@ async def anew(options: RedisOptions, found: StoredShard | None = None) -> str:
 async def test_an_initialised_shard_opens_as_a_new_one(
     options: RedisOptions, server: RedisServer
 ) -> None:
-    found = await look(options)
-    assert (found.exists, found.state) == (False, "empty")
-    incarnation = await anew(options, found)
+    result = await look(options)
+    assert (result.exists, result.state) == (False, "empty")
+    incarnation = await anew(options, result)
     store = RedisStore(options)
     opened = await store.open(OWNER, NOW_MS)
     assert (opened.epoch, opened.last_batch, opened.id_mark, opened.clean) == (1, 0, 0, True)
@@ -81,10 +81,10 @@ async def test_an_initialised_shard_opens_as_a_new_one(
 
 
 async def test_concurrent_inits_of_a_shard_conflict(options: RedisOptions) -> None:
-    found = await look(options)
-    await anew(options, found)
+    result = await look(options)
+    await anew(options, result)
     with pytest.raises(StoreUnusable, match="has changed since it was read"):
-        await anew(options, found)
+        await anew(options, result)
 
 
 # --- one that holds something ----------------------------------------------------------------
@@ -94,14 +94,14 @@ async def test_a_look_counts_the_rows_of_a_shard(
     options: RedisOptions, server: RedisServer
 ) -> None:
     subject = await filled(server)
-    found = await look(options)
-    assert found.counts["tasks"] == len(await subject.ids())
+    result = await look(options)
+    assert result.counts["tasks"] == len(await subject.ids())
     await subject.store.close(clean=True)
-    assert found.exists
-    assert found.is_complete
-    assert (found.epoch, found.rewriting) == (1, "")
-    assert found.counts["records"] > 0
-    assert "initialized (epoch 1): " in found.state
+    assert result.exists
+    assert result.is_complete
+    assert (result.epoch, result.rewriting) == (1, "")
+    assert result.counts["records"] > 0
+    assert "initialized (epoch 1): " in result.state
 
 
 async def test_init_removes_only_the_shards_keys(
@@ -144,12 +144,12 @@ async def test_init_fences_the_former_owner_of_an_emptied_redis(
 
 async def test_a_late_script_is_refused(options: RedisOptions, server: RedisServer) -> None:
     """The same layout twice: the second one comes when the shard is in use already."""
-    found = await look(options)
-    await anew(options, found)
+    result = await look(options)
+    await anew(options, result)
     subject = Subject(RedisStore(options))
     await subject.open()
     await subject.commit(tasks([1]))
-    for stale in (found, replace(found, exists=True)):
+    for stale in (result, replace(result, exists=True)):
         with pytest.raises(StoreUnusable, match="has changed"):
             await anew(options, stale)
     assert await subject.ids() == [1]
@@ -166,13 +166,13 @@ async def test_a_damaged_shard_is_reported_and_can_be_initialised(
     await subject.store.close(clean=True)
     server.call("HSET", f"{S}:wheel", "rewriting", "somebody/1")
     server.call("HDEL", f"{S}:wheel", "last")
-    found = await look(options)
-    assert found.rewriting == "somebody/1"
-    assert not found.is_complete
-    assert "it is damaged; it is incomplete, because somebody/1 was rewriting it" in found.state
-    await anew(options, found)
+    result = await look(options)
+    assert result.rewriting == "somebody/1"
+    assert not result.is_complete
+    assert "it is damaged; it is incomplete, because somebody/1 was rewriting it" in result.state
+    await anew(options, result)
     store = RedisStore(options)
-    assert (await store.open(OWNER, NOW_MS)).epoch == found.epoch + 2
+    assert (await store.open(OWNER, NOW_MS)).epoch == result.epoch + 2
     await store.close(clean=True)
 
 
@@ -182,9 +182,9 @@ async def test_a_shard_without_its_wheel_is_damaged(
     subject = await filled(server)
     await subject.store.close(clean=True)
     server.call("DEL", f"{S}:wheel")
-    found = await look(options)
-    assert (found.exists, found.is_complete) == (True, False)
-    await anew(options, found)
+    result = await look(options)
+    assert (result.exists, result.is_complete) == (True, False)
+    await anew(options, result)
     assert (await look(options)).is_complete
 
 
@@ -195,9 +195,9 @@ async def test_foreign_keys_are_left_alone(
     server.call("SET", f"{S}:{name}", "theirs")
     with pytest.raises(StoreUnusable, match=f"{name} belongs to another program"):
         await look(options)
-    found = StoredShard(options.name, S, True, True, "", 0, "", {})
+    result = StoredShard(options.name, S, True, True, "", 0, "", {})
     with pytest.raises(StoreUnusable, match=f"{name} belongs to another program"):
-        await anew(options, found)
+        await anew(options, result)
     assert server.call("GET", f"{S}:{name}").endswith(b"theirs\r\n")
 
 
@@ -213,18 +213,18 @@ async def test_a_newer_layout_is_left_alone(options: RedisOptions, server: Redis
 async def test_init_refuses_while_a_daemon_leads(
     options: RedisOptions, server: RedisServer
 ) -> None:
-    found = await look(options)
+    result = await look(options)
     server.call("SET", f"{S}:leader", "left/1a2b|tcp://10.0.0.7:7355|1|4")
     with pytest.raises(StoreUnusable, match="left/1a2b at tcp://10.0.0.7:7355 leads"):
-        await anew(options, found)
+        await anew(options, result)
     assert not (await look(options)).exists
 
 
 async def test_init_stops_if_a_leader_returns(options: RedisOptions, server: RedisServer) -> None:
     """A Redis that came back empty has forgotten the lease of a daemon that lives."""
-    found = await look(options)
+    result = await look(options)
     server.call("CONFIG", "RESETSTAT")
-    laying = asyncio.ensure_future(lay_out(options, found, NOW_MS, watch_s=60.0))
+    laying = asyncio.ensure_future(lay_out(options, result, NOW_MS, watch_s=60.0))
     await comes(lambda: b"cmdstat_get:" in server.call("INFO", "commandstats"))  # its first look
     server.call("SET", f"{S}:leader", "left|tcp://a:1|1|4")
     with pytest.raises(StoreUnusable, match="left at tcp://a:1 leads"):
@@ -236,14 +236,14 @@ async def test_a_leader_that_comes_between_look_and_script_stops_it(
     options: RedisOptions, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seen by the script itself."""
-    found = await look(options)
+    result = await look(options)
 
     async def blind(*_: Any) -> None:
         server.call("SET", f"{S}:leader", "left|tcp://a:1|1|4")
 
     monkeypatch.setattr("tickwheel.persistence.redis.opening._watch", blind)
     with pytest.raises(StoreUnusable, match="left at tcp://a:1 leads"):
-        await anew(options, found)
+        await anew(options, result)
     assert "'led'" in INIT_LAY_OUT.text
 
 

@@ -31,9 +31,9 @@ S = "{tw:default:0}"
 @pytest.fixture
 async def subject(shared_redis: RedisServer) -> AsyncIterator[Subject]:
     shared_redis.call("FLUSHALL")
-    found = Subject(RedisStore(options_from(shared_redis.url())))
-    yield found
-    await found.store.close(clean=True)
+    result = Subject(RedisStore(options_from(shared_redis.url())))
+    yield result
+    await result.store.close(clean=True)
 
 
 @pytest.fixture

@@ -46,9 +46,9 @@ async def _recover(subject: Subject, chunk: int = 10_000) -> list[int]:
 
 @pytest.fixture
 async def subject(make: Make) -> Subject:
-    found = make()
-    await found.open()
-    return found
+    result = make()
+    await result.open()
+    return result
 
 
 class TestFilling:
@@ -121,12 +121,12 @@ class TestFilling:
             return reply
 
         monkeypatch.setattr(read_client, "script", late)
-        found: list[int] = []
+        results: list[int] = []
         async for handles in subject.store.recover_handles(10):
-            found += handles.ids
+            results += handles.ids
         # Two of each ten had ended; a moved one comes again, and nothing that was made meanwhile.
-        assert len(set(found)) == 80
-        assert max(found) < NEW
+        assert len(set(results)) == 80
+        assert max(results) < NEW
         await _compare(subject, reference)
 
     async def test_an_outage_during_recovery_is_waited_for(
@@ -146,13 +146,13 @@ class TestFilling:
                 raise
 
         monkeypatch.setattr(read_client, "script", away)
-        found: list[int] = []
+        results: list[int] = []
         async for handles in subject.store.recover_handles(10):
-            if not found:
+            if not results:
                 await subject.commit(tasks([1_000]))
                 redis_server.kill()
-            found += handles.ids
-        assert found == list(range(1, 101))
+            results += handles.ids
+        assert results == list(range(1, 101))
         assert back == [], "it was away"
         await subject.reopen()
         assert await subject.ids() == [*range(1, 101), 1_000]
@@ -399,14 +399,14 @@ class TestContainers:
         assert records.bytes_held == 0
 
     def test_count_their_rows(self) -> None:
-        found = GroupRecords()
-        found.change([(1, "b"), (1, "a"), (2, "a")], [b"1", b"22", b"3"])
-        found.change([(1, "b"), (2, "a"), (3, "a")], [b"4444", None, None])
-        assert found.get(1) == [b"22", b"4444"]
-        assert (len(found), list(found.ids())) == (2, [1])
-        assert found.bytes_held == 2 * ROW_BYTES + 6
-        found.drop([1, 2])
-        assert (len(found), found.bytes_held) == (0, 0)
+        result = GroupRecords()
+        result.change([(1, "b"), (1, "a"), (2, "a")], [b"1", b"22", b"3"])
+        result.change([(1, "b"), (2, "a"), (3, "a")], [b"4444", None, None])
+        assert result.get(1) == [b"22", b"4444"]
+        assert (len(result), list(result.ids())) == (2, [1])
+        assert result.bytes_held == 2 * ROW_BYTES + 6
+        result.drop([1, 2])
+        assert (len(result), result.bytes_held) == (0, 0)
 
     def test_dictionaries_of_the_mirror_grow_separately(self) -> None:
         """So that the event loop never waits for one large one, nor for all at once."""

@@ -252,13 +252,13 @@ class TestAShardThatIsNotOurs:
         await _refused(store, match)
 
     async def test_shards_do_not_see_each_other(self, clean_redis: RedisServer) -> None:
-        found = []
+        results = []
         for query in ("", "shard=1", "namespace=other", "prefix=tw2"):
             subject = Subject(_store(clean_redis, query))
             assert (await subject.open()).created
-            await subject.commit(tasks([len(found) + 1]))
-            found.append(subject)
-        for i, subject in enumerate(found):
+            await subject.commit(tasks([len(results) + 1]))
+            results.append(subject)
+        for i, subject in enumerate(results):
             assert await subject.ids() == [i + 1]
             await subject.store.close(clean=True)
 

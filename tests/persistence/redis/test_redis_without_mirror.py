@@ -56,16 +56,16 @@ class TestNothingIsKept:
     ) -> None:
         subject = pair[0]
         for _ in range(2):
-            found = store(subject)
-            assert not found.mirror
-            assert found.resident_bytes == 0
-            assert list(found._mirror.ids()) == []
+            result = store(subject)
+            assert not result.mirror
+            assert result.resident_bytes == 0
+            assert list(result._mirror.ids()) == []
             await _compare(pair)
             for item in pair:
                 await item.reopen()
                 await item.small()
             handles = [await item.handles() for item in pair]
-            ids = [sorted(i for some in found for i in some.ids) for found in handles]
+            ids = [sorted(i for some in result for i in some.ids) for result in handles]
             assert ids[0] == ids[1] != []
 
     async def test_a_start_reads_no_large_bodies(
@@ -116,12 +116,12 @@ class TestNothingIsKept:
         await subject.reopen()
         await subject.small()
         handles = await subject.handles(150)
-        found = {
+        by_task_id = {
             task_id: (due_ms, topic)
             for some in handles
             for task_id, due_ms, topic in zip(some.ids, some.dues_ms, some.topics, strict=True)
         }
-        assert found == {row.id: (row.due_ms, row.topic) for row in rows.values()}
+        assert by_task_id == {row.id: (row.due_ms, row.topic) for row in rows.values()}
         with_key = {row.id for row in rows.values() if row.options == keyed}
         assert (await subject.keys()).keys() == with_key
 
@@ -316,11 +316,11 @@ class TestCameBackWithoutMore:
         seen = await election.look()
         await election.close()
         assert (seen.lost_by, seen.rewriting) == ("tester", "")
-        found = await look(options)
-        assert "lacks data that tester had confirmed" in found.state
-        assert not found.unused
+        result = await look(options)
+        assert "lacks data that tester had confirmed" in result.state
+        assert not result.unused
         assert redis_server.call("HLEN", "{tw:default:0}:task") == tasks_before, "nothing removed"
-        await lay_out(options, found, 0, watch_s=0)
+        await lay_out(options, result, 0, watch_s=0)
         fresh = make("mirror=no")
         assert (await fresh.open()).last_batch == 0
 

@@ -103,8 +103,8 @@ def test_the_pack_index_tracks_remaining_rows(sizes: list[int], batches: list[li
     for batch in batches:
         ids = [FIRST + n * ID_STEP + (n % 50 == 49) for n in batch]
         change = index.leaving(ids)
-        found = {i for i in ids if any(i in here for here in left.values())}
-        assert set(change.loose) >= set(ids) - found
+        results = {i for i in ids if any(i in here for here in left.values())}
+        assert set(change.loose) >= set(ids) - results
         for pack, here in left.items():
             gone = here & set(ids)
             here -= gone

@@ -64,13 +64,13 @@ async def test_recovery_under_way_does_not_hold_it_up(tmp_path: Path) -> None:
     subject = Subject(SqliteStore(str(path), SMALL))
     await subject.open()
     await subject.commit(tasks(range(1, 1_001)))
-    found = 0
+    result = 0
     async for handles in subject.store.recover_handles(chunk=100):
-        found += len(handles.ids)
+        result += len(handles.ids)
         for i in range(12):
-            start = 10_000 + found * 100 + i * 100
+            start = 10_000 + result * 100 + i * 100
             await subject.commit(tasks(range(start, start + 100), body=b"b" * 200))
-    assert found == 1_000
+    assert result == 1_000
     assert _log(path).stat().st_size < LOG_BYTES * 1.5
     await subject.store.close(clean=True)
 

@@ -291,8 +291,8 @@ class TestLettingGo:
         await subject.commit(tasks(range(1, 100)))
         await subject.store.close(clean=True)
         assert not path.with_name("store.db-wal").exists()
-        said = path.with_name("store.db.lock").read_text()
-        assert said == f"store {subject.opened.incarnation}\n"
+        text = path.with_name("store.db.lock").read_text()
+        assert text == f"store {subject.opened.incarnation}\n"
 
     async def test_a_store_opens_and_closes_fifty_times(self, path: Path) -> None:
         subject = Subject(SqliteStore(str(path)))

@@ -94,8 +94,8 @@ async def test_packs_without_options_are_read_in_part(
     monkeypatch.delattr(Pack, "rows")
     plain = [task_id for task_id, row in rows.items() if row.options is None]
     ids = [task_id for task_id in plain if task_id < 40_000 * ID_STEP][::99]
-    found = await subject.store.read(ids)
-    assert found == {i: StoredTask(rows[i], (), ()) for i in ids}
+    result = await subject.store.read(ids)
+    assert result == {i: StoredTask(rows[i], (), ()) for i in ids}
     await subject.store.close(clean=True)
 
 
@@ -128,7 +128,7 @@ async def test_progress_and_dead_letters_come_with_them(
     effects = Effects(progress={(ids[2], "g"): progress}, dead={(ids[4], "h"): dead})
     effects.id_mark = max(rows)
     await subject.commit(effects)
-    found = await subject.store.read(ids)
-    assert found[ids[2]] == StoredTask(rows[ids[2]], (progress,), ())
-    assert found[ids[4]] == StoredTask(rows[ids[4]], (), (dead,))
+    result = await subject.store.read(ids)
+    assert result[ids[2]] == StoredTask(rows[ids[2]], (progress,), ())
+    assert result[ids[4]] == StoredTask(rows[ids[4]], (), (dead,))
     await subject.store.close(clean=True)

@@ -118,15 +118,15 @@ async def test_a_lone_task_and_its_end_are_a_statement_each(tmp_path: Path) -> N
     await subject.open()
     connection = store._writer._connection
     assert connection is not None
-    said: list[str] = []
-    connection.set_trace_callback(said.append)
+    texts: list[str] = []
+    connection.set_trace_callback(texts.append)
     both = Effects(enqueued=tasks([1]).enqueued, records=keyed(SESSION, [session(1)]))
     both.records |= dropped(SESSION, session(0).key)
     assert await subject.commit(both)
     assert await subject.commit(ended([1]))
     connection.set_trace_callback(None)
     # The text comes once more for each statement of the trigger.
-    assert {tuple(text.split()[:3]) for text in said} == {("INSERT", "INTO", "small")}
+    assert {tuple(text.split()[:3]) for text in texts} == {("INSERT", "INTO", "small")}
     await store.close(clean=True)
 
 

@@ -51,29 +51,29 @@ def of(found: Iterable[Metric], **more: str) -> Samples:
 
 
 def merged(*texts: bytes) -> bytes:
-    found: dict[bytes, list[bytes]] = {}
+    result: dict[bytes, list[bytes]] = {}
     for shard, text in enumerate(texts):
-        add_shard_metrics(found, shard, text)
-    return b"".join(part for family in found.values() for part in family)
+        add_shard_metrics(result, shard, text)
+    return b"".join(part for family in result.values() for part in family)
 
 
 def test_merged_metrics_label_each_sample_with_its_shard() -> None:
     other = PLAIN.replace(b"7\n", b"9\n").replace(b"# HELP up", b"# HELP new N.\nnew 3\n# HELP up")
-    said = merged(PLAIN, other).decode()
+    text = merged(PLAIN, other).decode()
     wanted = of(families(PLAIN.decode()), shard="0") | of(families(other.decode()), shard="1")
-    assert of(families(said)) == wanted
+    assert of(families(text)) == wanted
     assert len(wanted) == 2 * 7 + 1
     for name in ("up", "tasks_total", "late_seconds"):
-        assert said.count(f"# HELP {name} ") == said.count(f"# TYPE {name} ") == 1
-    names = [line.split()[2] for line in said.splitlines() if line.startswith("# HELP")]
+        assert text.count(f"# HELP {name} ") == text.count(f"# TYPE {name} ") == 1
+    names = [line.split()[2] for line in text.splitlines() if line.startswith("# HELP")]
     assert names == ["up", "tasks_total", "late_seconds", "new"]
 
 
 def test_merged_openmetrics_have_one_end() -> None:
-    said = merged(OPEN, OPEN).decode()
-    assert "# EOF" not in said
-    found = of(open_families(said + "# EOF\n"))
-    assert found == {
+    text = merged(OPEN, OPEN).decode()
+    assert "# EOF" not in text
+    result = of(open_families(text + "# EOF\n"))
+    assert result == {
         (name, frozenset({"shard": str(shard), **labels}.items())): value
         for shard in range(2)
         for name, labels, value in (("cpu_seconds_total", {}, 1.5), ("info", {"server": ""}, 1))
@@ -113,8 +113,8 @@ async def test_a_failed_shared_request_fails_all_and_is_retried() -> None:
         raise OSError(str(tries))
 
     ask = SharedCalls(work)
-    found = await asyncio.gather(ask(), ask(), return_exceptions=True)
-    assert [str(error) for error in found] == ["1", "1"]
+    answer = await asyncio.gather(ask(), ask(), return_exceptions=True)
+    assert [str(error) for error in answer] == ["1", "1"]
     with pytest.raises(OSError, match="2"):
         await ask()
 
@@ -134,9 +134,9 @@ async def asked(answer: bytes, *, bytes_max: int = 100) -> tuple[int, bytes]:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        found = await soon(fetch("127.0.0.1", port, "/x", "text/plain", bytes_max, None))
+        result = await soon(fetch("127.0.0.1", port, "/x", "text/plain", bytes_max, None))
     assert heard[0].startswith(b"GET /x HTTP/1.1\r\nhost: 127.0.0.1:%d\r\n" % port)
-    return found
+    return result
 
 
 async def test_an_answer_at_the_size_limit_is_accepted() -> None:

@@ -329,12 +329,12 @@ def test_every_operation_has_a_path() -> None:
 
 
 def test_each_operation_of_the_document_has_a_name_of_its_own() -> None:
-    found = [
+    results = [
         operation["operationId"]
         for path in document(ROUTES)["paths"].values()
         for operation in path.values()
     ]
-    assert len(set(found)) == len(found) == len(ROUTES)
+    assert len(set(results)) == len(results) == len(ROUTES)
 
 
 def _parts(value: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -355,10 +355,10 @@ def _at(path: str) -> Any:
 
 def test_each_reference_of_the_document_leads_somewhere() -> None:
     places = {at for at, _ in PARTS}
-    said = [part for at, part in PARTS if at[-1:] == ("$ref",)]
-    said += [part for at, part in PARTS if at[-2:-1] == ("mapping",)]
-    assert said and {tuple(item.removeprefix("#/").split("/")) for item in said} <= places
-    named = {item.removeprefix("#/components/schemas/") for item in said}
+    parts = [part for at, part in PARTS if at[-1:] == ("$ref",)]
+    parts += [part for at, part in PARTS if at[-2:-1] == ("mapping",)]
+    assert parts and {tuple(item.removeprefix("#/").split("/")) for item in parts} <= places
+    named = {item.removeprefix("#/components/schemas/") for item in parts}
     assert named == set(_at("components/schemas"))
 
 
@@ -380,9 +380,9 @@ def test_each_field_of_the_document_is_described() -> None:
         and isinstance(part, dict)
     ]
     assert len(fields) > 1_500
-    said = {"/".join(at): part.get("description", "") for at, part in fields}
-    assert [at for at, text in said.items() if not text or BY_THEMSELVES.match(text)] == []
-    assert [at for at, text in said.items() if "``" in text or "None" in text] == []
+    answer = {"/".join(at): part.get("description", "") for at, part in fields}
+    assert [at for at, text in answer.items() if not text or BY_THEMSELVES.match(text)] == []
+    assert [at for at, text in answer.items() if "``" in text or "None" in text] == []
 
 
 def _is_null(option: Any) -> bool:

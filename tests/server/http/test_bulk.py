@@ -31,8 +31,8 @@ async def test_each_line_is_answered_by_a_line_in_its_order(rig: HttpRig) -> Non
     assert response.status == 200 and response.whole
     assert [line["due_ms"] - NOW_MS for line in response.lines] == list(range(2_000))
     some = [response.lines[n]["id"] for n in (0, 777, 1_999)]
-    found = (await rig.post("/v1/lookups", {"ids": some}))["tasks"]
-    assert [task["body"] for task in found] == ["0", "777", "1999"]
+    result = (await rig.post("/v1/lookups", {"ids": some}))["tasks"]
+    assert [task["body"] for task in result] == ["0", "777", "1999"]
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -273,9 +273,9 @@ OF_OTHERS = vectors("cloudevents")
 def attributes_of(event: dict[str, Any]) -> dict[str, Any]:
     """The attributes that an event in JSON has, as properties of its task."""
     names = [name for name in event if name not in ("data", "data_base64")]
-    found = {f"ce-{name}": event[name] for name in names if event[name] is not None}
+    result = {f"ce-{name}": event[name] for name in names if event[name] is not None}
     implied = {"ce-datacontenttype": "application/json"} if event.get("data") is not None else {}
-    return implied | found
+    return implied | result
 
 
 @pytest.mark.parametrize(("_", "event"), OF_OTHERS["valid"])
@@ -309,8 +309,8 @@ async def test_nonconforming_events_are_refused(
 async def test_conforming_batches_are_accepted_and_others_refused(rig: HttpRig) -> None:
     path = "/v1/topics/orders/tasks"
     for _, batch in OF_OTHERS["valid_batches"]:
-        found = await rig.post(path, json.dumps(batch).encode(), content_type=BATCH)
-        ids = [task["id"] for task in found["tasks"]]
+        result = await rig.post(path, json.dumps(batch).encode(), content_type=BATCH)
+        ids = [task["id"] for task in result["tasks"]]
         assert [(await body_and_properties(rig, task_id))[1] for task_id in ids] == [
             attributes_of(event) for event in batch
         ]
@@ -328,11 +328,11 @@ async def test_specification_examples_are_equal_in_both_modes(
     path = "/v1/topics/orders/tasks"
     one = await rig.post(path, json.dumps(event).encode(), content_type=KIND)
     other = await rig.post(path, body.encode(), **headers)
-    found = await body_and_properties(rig, other["id"])
+    result = await body_and_properties(rig, other["id"])
     wanted = {name: value for name, value in headers.items() if name.startswith("ce-")}
-    assert found == (body, wanted | {"ce-datacontenttype": headers["content-type"]})
+    assert result == (body, wanted | {"ce-datacontenttype": headers["content-type"]})
     body_found, properties = await body_and_properties(rig, one["id"])
-    assert (body_found, {k: str(v) for k, v in properties.items()}) == found
+    assert (body_found, {k: str(v) for k, v in properties.items()}) == result
 
 
 @pytest.mark.parametrize(("headers", "sent", "attributes", "data"), OF_OTHERS["messages"])

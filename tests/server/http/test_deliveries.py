@@ -32,19 +32,19 @@ async def enqueue(rig: HttpRig, *bodies: str, **task: Any) -> list[str]:
 
 
 async def pull(rig: HttpRig, **asked: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = (await rig.post(PULL, {"group": "g", **asked}))["deliveries"]
-    return found
+    deliveries: list[dict[str, Any]] = (await rig.post(PULL, {"group": "g", **asked}))["deliveries"]
+    return deliveries
 
 
 def events(response: Response) -> list[dict[str, Any]]:
     """The deliveries of a stream of server-sent events."""
-    found = []
+    results = []
     for event in response.body.decode().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in event.splitlines() if ": " in line)
         if fields.get("event") == "delivery":
-            found.append(json.loads(fields["data"]))
-            assert fields["id"] == found[-1]["id"]
-    return found
+            results.append(json.loads(fields["data"]))
+            assert fields["id"] == results[-1]["id"]
+    return results
 
 
 # --- pull ----------------------------------------------------------------------------------------
@@ -137,8 +137,8 @@ async def test_an_undelivered_pull_answer_frees_its_leases_soon(rig: HttpRig) ->
 async def test_a_nack_says_when_the_next_attempt_is(rig: HttpRig) -> None:
     [task_id] = await enqueue(rig, "x")
     [found] = await pull(rig)
-    said = {"receipts": [found["receipt"]], "delay_ms": 2_000, "reason": "no stock"}
-    assert await rig.post("/v1/nacks", said) == {"results": ["retrying"]}
+    fields = {"receipts": [found["receipt"]], "delay_ms": 2_000, "reason": "no stock"}
+    assert await rig.post("/v1/nacks", fields) == {"results": ["retrying"]}
     [failure] = (await rig.call("GET", f"/v1/tasks/{task_id}")).json["groups"]["g"]["failures"]
     assert (failure["reason"], failure["attempt"]) == ("no stock", 1)
     assert "127.0.0.1" in failure["subscriber"]

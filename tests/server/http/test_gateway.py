@@ -146,9 +146,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def hall(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hall]:
-    found = await Hall(monkeypatch).start()
-    yield found
-    await found.stop()
+    result = await Hall(monkeypatch).start()
+    yield result
+    await result.stop()
 
 
 # --- tasks ---------------------------------------------------------------------------------------
@@ -384,8 +384,8 @@ async def test_half_tasks_are_kept_in_the_shard_of_the_first(hall: Hall) -> None
     one = {"topic": "t", "delay_ms": HOUR_MS}
     for part, task in ((1, {**one, "key": key}), (2, one), (2, one)):
         of = {"id": "x", "group": "pay", "part": part}
-        said = await hall.post("/v1/tasks", {"transaction": of, "tasks": [task]})
-        assert said == {"transaction": "x", "part": part, "tasks": 1}
+        answer = await hall.post("/v1/tasks", {"transaction": of, "tasks": [task]})
+        assert answer == {"transaction": "x", "part": part, "tasks": 1}
     other = {"transaction": {"id": "x", "group": "pay", "part": 3},
              "tasks": [{**one, "key": key_in(0, COUNT)}]}  # fmt: skip
     assert (await hall.refused("POST", "/v1/tasks", other)).json["code"] == "conflict"
@@ -452,8 +452,8 @@ async def test_deliveries_of_all_shards_are_pulled_and_settled(hall: Hall) -> No
         ("releases", receipts[6:], {}, "released"),
     )
     for path, some, more, word in ends:
-        said = await hall.post(f"/v1/{path}", {"receipts": some, **more})
-        assert said["results"] == [word] * len(some), path
+        answer = await hall.post(f"/v1/{path}", {"receipts": some, **more})
+        assert answer["results"] == [word] * len(some), path
     assert (await hall.post("/v1/acks", {"receipts": receipts[:1]}))["results"] == ["acked"]
     wrong = await hall.refused("POST", "/v1/topics/t/pull", {"max": 0})
     assert wrong.json["code"] == "bad_request"
@@ -488,11 +488,11 @@ async def test_a_stream_delivers_from_all_shards(hall: Hall) -> None:
     assert "tickwheel-new-group" not in stream.response.headers
     ids = await hall.fill(delay_ms=0)
     await stream.until(lambda it: it.body.count(b"event: delivery") == 9)
-    said = [
+    texts = [
         json.loads(line[6:]) for line in stream.response.body.splitlines() if line[:5] == b"data:"
     ]
-    assert sorted(row["id"] for row in said) == sorted(ids)
-    acked = await hall.post("/v1/acks", {"receipts": [entry["receipt"] for entry in said[:3]]})
+    assert sorted(row["id"] for row in texts) == sorted(ids)
+    acked = await hall.post("/v1/acks", {"receipts": [entry["receipt"] for entry in texts[:3]]})
     assert acked["results"] == ["acked"] * 3
     assert (await hall.get("/v1/consumers?topic=t"))["consumers"]
     stream.leave()
@@ -504,7 +504,7 @@ async def test_a_stream_delivers_from_all_shards(hall: Hall) -> None:
     while len(left) < 6:
         left += (await hall.post("/v1/topics/t/pull", {"group": "g", "max": 9}))["deliveries"]
         hall.shards.pass_time(500)
-    assert {row["id"] for row in left} == {row["id"] for row in said[3:]}
+    assert {row["id"] for row in left} == {row["id"] for row in texts[3:]}
 
 
 async def test_streams_of_lines_and_refused_streams(hall: Hall) -> None:
@@ -564,8 +564,8 @@ class Files:
         return self.hall.shards.shard(shard).restores
 
     async def begin(self, into: str = "new.db", **more: Any) -> Any:
-        said = {"into": into, "backup": "a.db", **more}
-        answer = await self.hall.call("POST", "/v1/restores", said)
+        fields = {"into": into, "backup": "a.db", **more}
+        answer = await self.hall.call("POST", "/v1/restores", fields)
         assert answer.status == 202, answer.body
         return right(answer.json)
 
@@ -632,24 +632,24 @@ async def test_a_restore_covers_all_shards_with_separate_files(files: Files) -> 
 
 async def test_a_restore_report_covers_all_shards(files: Files) -> None:
     made = await files.begin("all.db")
-    found = await files.ended(made["id"])
-    assert (found["state"], found["error"]) == ("done", None)
-    assert found["report"] == {
+    result = await files.ended(made["id"])
+    assert (result["state"], result["error"]) == ("done", None)
+    assert result["report"] == {
         "refused": False, "restored": 33, "groups": 2, "exact": False, "gaps": ["shard 2: a gap"],
         "skipped_overdue": {"count": 3, "ids": ["1", "2", "2"]}, "backup_ms": 5,
         "backup": "a-shard-0.db, a-shard-1.db, a-shard-2.db",
     }  # fmt: skip
-    assert [shard["report"]["restored"] for shard in found["shards"]] == [10, 11, 12]
-    assert [shard["shard"] for shard in found["shards"]] == [0, 1, 2]
+    assert [shard["report"]["restored"] for shard in result["shards"]] == [10, 11, 12]
+    assert [shard["shard"] for shard in result["shards"]] == [0, 1, 2]
 
 
 async def test_a_restore_failing_in_one_shard_is_reported(files: Files) -> None:
     made = await files.begin("half.db")
-    found = await files.ended(made["id"])
-    assert found["state"] == "failed"
-    assert found["error"] == {"code": "store_error", "message": "shard 1: no room"}
-    assert [shard["state"] for shard in found["shards"]] == ["done", "failed", "done"]
-    assert found["report"]["restored"] == 22, "what the others have restored"
+    result = await files.ended(made["id"])
+    assert result["state"] == "failed"
+    assert result["error"] == {"code": "store_error", "message": "shard 1: no room"}
+    assert [shard["state"] for shard in result["shards"]] == ["done", "failed", "done"]
+    assert result["report"]["restored"] == 22, "what the others have restored"
 
 
 async def test_a_refusal_by_one_shard_cancels_the_restore(
@@ -747,10 +747,10 @@ async def test_a_restore_forgotten_by_a_shard_is_not_successful(files: Files) ->
     made = await files.begin("all.db")
     await files.ended(made["id"])
     files.known(1)._known.clear()  # as after a restart
-    found = await files.show(made["id"])
-    assert (found["state"], found["error"]["code"]) == ("failed", "not_found")
-    assert "shards 1: no restore" in found["error"]["message"]
-    assert (await files.hall.get("/v1/restores"))["restores"] == [found]
+    task = await files.show(made["id"])
+    assert (task["state"], task["error"]["code"]) == ("failed", "not_found")
+    assert "shards 1: no restore" in task["error"]["message"]
+    assert (await files.hall.get("/v1/restores"))["restores"] == [task]
 
 
 # --- how all are ---------------------------------------------------------------------------------
@@ -863,13 +863,13 @@ class Guarded:
 
 @pytest.fixture
 async def guarded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Guarded]:
-    found = Guarded(monkeypatch, tmp_path)
-    await found.hall.start()
-    yield found
-    found.hall.events[:] = [
-        event for event in found.hall.events if not event.startswith("tokens_read")
+    result = Guarded(monkeypatch, tmp_path)
+    await result.hall.start()
+    yield result
+    result.hall.events[:] = [
+        event for event in result.hall.events if not event.startswith("tokens_read")
     ]
-    await found.hall.stop()
+    await result.hall.stop()
 
 
 def bearer(token: str) -> str:

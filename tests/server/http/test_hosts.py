@@ -68,8 +68,8 @@ async def test_unknown_host_names_are_refused(http: Http, host: str | None, stat
 def test_a_public_address_needs_http_names() -> None:
     open_to_all = {"http": "0.0.0.0:80", "insecure": True}
     assert load(None, open_to_all).http_names is None
-    said = load(None, open_to_all | {"http_hosts": "wheel"}).http_names
-    assert said is not None and "wheel" in said
+    http_names = load(None, open_to_all | {"http_hosts": "wheel"}).http_names
+    assert http_names is not None and "wheel" in http_names
     assert load(None, {"http": "localhost:80"}).http_names == frozenset({"localhost"})
 
 

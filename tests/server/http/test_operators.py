@@ -32,11 +32,11 @@ async def dead(rig: HttpRig, count: int) -> list[str]:
     await rig.post("/v1/topics/t/pull", {"group": "g"})
     tasks = [{"topic": "t", "body": str(n)} for n in range(count)]
     await rig.post("/v1/tasks", {"tasks": tasks})
-    found = (await rig.post("/v1/topics/t/pull", {"group": "g", "max": count}))["deliveries"]
-    for entry in found:
-        said = {"receipts": [entry["receipt"]], "reason": f"bad {entry['body']}"}
-        assert await rig.post("/v1/rejections", said) == {"results": ["dead"]}
-    return [row["id"] for row in found]
+    deliveries = (await rig.post("/v1/topics/t/pull", {"group": "g", "max": count}))["deliveries"]
+    for entry in deliveries:
+        fields = {"receipts": [entry["receipt"]], "reason": f"bad {entry['body']}"}
+        assert await rig.post("/v1/rejections", fields) == {"results": ["dead"]}
+    return [row["id"] for row in deliveries]
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ async def test_a_group_has_a_filter(rig: HttpRig) -> None:
     tasks = [{"topic": "t", "properties": {"amount": n}} for n in (10, 11)]
     small, large = (await rig.post("/v1/tasks", {"tasks": tasks}))["tasks"]
     pull = {"group": "g", "max": 9, "where": "amount > 10"}
-    found = (await rig.post("/v1/topics/t/pull", pull))["deliveries"]
-    assert [row["id"] for row in found] == [large["id"]]
+    deliveries = (await rig.post("/v1/topics/t/pull", pull))["deliveries"]
+    assert [row["id"] for row in deliveries] == [large["id"]]
     assert (await rig.call("GET", f"/v1/tasks/{small['id']}")).json["state"] == "filtered"
     group = (await get(rig, "/v1/topics/t", answer_type(TopicStats)))["groups"]["g"]
     assert (group["where"], group["filtered"]) == ("amount > 10", 1)
@@ -140,11 +140,11 @@ async def test_a_commit_makes_the_tasks_of_a_transaction(rig: HttpRig) -> None:
     assert (shown["tasks"], shown["halves"][2]["delay_ms"]) == (3, 5_000)
     rig.sources.now_ms += 10_000
     ids = (await rig.post("/v1/transactions/a/commit"))["ids"]
-    found = (await get(rig, "/v1/tasks", answer_type(Tasks)))["tasks"]
-    assert [(task["id"], task["body"]) for task in found] == list(
+    tasks = (await get(rig, "/v1/tasks", answer_type(Tasks)))["tasks"]
+    assert [(task["id"], task["body"]) for task in tasks] == list(
         zip(ids, ("1", "2", "3"), strict=True)
     )
-    assert (found[2]["due_ms"], found[2]["key"]) == (NOW_MS + 15_000, "k")
+    assert (tasks[2]["due_ms"], tasks[2]["key"]) == (NOW_MS + 15_000, "k")
 
 
 async def test_invalid_transaction_requests_are_refused(rig: HttpRig) -> None:

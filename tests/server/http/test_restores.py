@@ -56,8 +56,8 @@ def by(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
 def is_right(response: Response, status: int = 200) -> dict[str, Any]:
     assert response.status == status, response.body
     msgspec.json.decode(response.body, type=answer_type(Restore))
-    found: dict[str, Any] = response.json
-    return found
+    result: dict[str, Any] = response.json
+    return result
 
 
 async def begun(rig: HttpRig, into: str = "new.db") -> dict[str, Any]:

@@ -190,11 +190,11 @@ async def test_each_token_has_a_few_sessions_and_links_at_a_time(rig: AccessRig)
         (await rig.call("POST", "/v1/session-links", **asked)).json["code"]
         for _ in range(LINKS_EACH_MAX + 1)
     ]
-    said = [
+    texts = [
         await status(rig, "/v1/sessions", {"authorization": f"Bearer {code}"}, "POST")
         for code in codes
     ]
-    assert said == [401] + [201] * LINKS_EACH_MAX
+    assert texts == [401] + [201] * LINKS_EACH_MAX
 
 
 def test_all_sessions_together_are_limited(rig: AccessRig) -> None:

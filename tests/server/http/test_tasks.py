@@ -79,9 +79,9 @@ async def test_a_due_window_is_answered_with_the_chosen_time(rig: HttpRig) -> No
     assert dues_ms[-1] == 0 and all(10_000 <= due_ms <= 70_000 for due_ms in dues_ms[:-1])
     assert len(set(dues_ms)) > 5
     ids = [task["id"] for task in first["tasks"]]
-    found = (await rig.post("/v1/lookups", {"ids": ids}))["tasks"]
-    assert [task["due_ms"] - NOW_MS for task in found] == dues_ms
-    assert (found[0]["within_ms"], found[0]["asked_ms"]) == (60_000, NOW_MS + 10_000)
+    result = (await rig.post("/v1/lookups", {"ids": ids}))["tasks"]
+    assert [task["due_ms"] - NOW_MS for task in result] == dues_ms
+    assert (result[0]["within_ms"], result[0]["asked_ms"]) == (60_000, NOW_MS + 10_000)
     assert await rig.post("/v1/tasks", tasks, idempotency_key="a") == first
     await rig.call("DELETE", f"/v1/tasks/{ids[0]}")
     again = await rig.post("/v1/tasks", tasks, idempotency_key="a")
@@ -190,8 +190,8 @@ async def test_an_order_key_is_given_in_json_or_a_header(rig: HttpRig) -> None:
     for task_id in (one["id"], other["id"]):
         assert (await rig.call("GET", f"/v1/tasks/{task_id}")).json["order_key"] == "customer 7"
     pull = {"group": "g", "fair_by": "key", "limit_each": 2, "order_retry_ms": 50}
-    found = (await rig.post("/v1/topics/t/pull", pull))["deliveries"]
-    assert [(task["id"], task["order_key"]) for task in found] == [(one["id"], "customer 7")]
+    deliveries = (await rig.post("/v1/topics/t/pull", pull))["deliveries"]
+    assert [(task["id"], task["order_key"]) for task in deliveries] == [(one["id"], "customer 7")]
     wrong = await rig.call("POST", "/v1/tasks", {"topic": "t", "order_key": "k", "retry": "none"})
     assert (wrong.status, wrong.json["code"]) == (400, "bad_request")
 
@@ -251,8 +251,8 @@ async def test_tasks_are_found_and_changed_by_key(rig: HttpRig) -> None:
     first = await enqueue(rig, key="order/42", delay_ms=5_000)
     second = await enqueue(rig, key="order/42", delay_ms=6_000)
     path = "/v1/topics/t/keys/order%2F42"
-    found = (await rig.call("GET", path)).json["tasks"]
-    assert [task["id"] for task in found] == [second, first]
+    tasks = (await rig.call("GET", path)).json["tasks"]
+    assert [task["id"] for task in tasks] == [second, first]
     assert len((await rig.call("GET", f"{path}?newest=true")).json["tasks"]) == 1
     moved = (await rig.call("PATCH", path, {"shift_ms": 1_000})).json["results"]
     assert [each["due_ms"] for each in moved] == [NOW_MS + 6_000, NOW_MS + 7_000]

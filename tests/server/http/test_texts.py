@@ -113,8 +113,8 @@ async def test_a_header_overrides_the_events_attribute(rig: HttpRig) -> None:
     kind = "application/cloudevents+json"
     made = await rig.post(RAW, event, content_type=kind, tickwheel_trace=traces.TRACE)
     task = (await rig.call("GET", f"/v1/tasks/{made['id']}")).json
-    found = task["trace"], task["properties"]["ce-traceparent"]
-    assert found == (traces.TRACE, traces.OTHER)
+    results = task["trace"], task["properties"]["ce-traceparent"]
+    assert results == (traces.TRACE, traces.OTHER)
 
 
 async def test_a_body_is_shown_and_delivered_as_it_is_stored(rig: HttpRig) -> None:

@@ -54,8 +54,8 @@ async def test_held_keys_are_a_trouble(rig: HttpRig) -> None:
         await rig.post("/v1/tasks", {"topic": "t", "order_key": str(count)})
         [one] = (await rig.post("/v1/topics/t/pull", {"group": "g"}))["deliveries"]
         await rig.post("/v1/nacks", {"receipts": [one["receipt"]]})
-        found = texts(await overview(rig))
-        assert f"{said} in group g of t: release or skip the failed tasks" in found
+        result = texts(await overview(rig))
+        assert f"{said} in group g of t: release or skip the failed tasks" in result
 
 
 async def test_paused_keys_are_a_trouble_while_tasks_wait_for_them(rig: HttpRig) -> None:
@@ -67,9 +67,9 @@ async def test_paused_keys_are_a_trouble_while_tasks_wait_for_them(rig: HttpRig)
     await rig.post("/v1/tasks", {"topic": "t", "order_key": "a"})
     assert (await rig.post("/v1/topics/t/pull", {"group": "g"}))["deliveries"] == []
     rig.sources.now_ms += 3_600_000
-    found = texts(await overview(rig))
-    assert "1 key is paused in group g of t; 1 task waits for its turn" in found
-    assert not any("Group g of t does not keep up" in text for text in found)
+    result = texts(await overview(rig))
+    assert "1 key is paused in group g of t; 1 task waits for its turn" in result
+    assert not any("Group g of t does not keep up" in text for text in result)
 
 
 async def test_a_repeatedly_failing_order_key_is_a_trouble(rig: HttpRig) -> None:
@@ -83,8 +83,8 @@ async def test_a_repeatedly_failing_order_key_is_a_trouble(rig: HttpRig) -> None
         await rig.post("/v1/nacks", {"receipts": receipts, "reason": "no such account"})
         rig.sources.now_ms += 2_000
         rig.shard.wake()
-        found = [text for text in texts(await overview(rig)) if "stuck" in text]
-        assert found == (
+        results = [text for text in texts(await overview(rig)) if "stuck" in text]
+        assert results == (
             [
                 f"Group g of t is stuck on one order key: 1 task waits behind task {first}, which"
                 f" has failed {failed} times (no such account)"
@@ -112,15 +112,15 @@ async def test_overview_has_counts_and_totals(rig: HttpRig) -> None:
         "/v1/tasks", {"tasks": [{"topic": "t"}] * 3 + [{"topic": "t", "delay_ms": 60_000}]}
     )
     await rig.post("/v1/topics/t/pull", {"group": "g", "max": 1})
-    found = await overview(rig)
-    counts = found["counts"]
+    result = await overview(rig)
+    counts = result["counts"]
     assert (counts["ready"], counts["in_flight"], counts["topics"], counts["groups"]) == (
         2,
         1,
         1,
         1,
     )
-    assert found["totals"]["enqueued"] == 4 and found["totals"]["delivered"] == 1
+    assert result["totals"]["enqueued"] == 4 and result["totals"]["delivered"] == 1
 
 
 async def test_a_fresh_daemon_has_no_troubles(rig: HttpRig) -> None:
@@ -134,14 +134,14 @@ async def test_troubles_are_described_in_words(rig: HttpRig) -> None:
         await rig.call("PUT", f"/v1/topics/{topic}/groups/g", {"since": "first"})
     await rig.call("PATCH", "/v1/topics/paused/groups/g", {"paused": True})
     taken = (await rig.post("/v1/topics/busy/pull", {"group": "g"}))["deliveries"]
-    said = {"receipts": [taken[0]["receipt"]], "reason": "no"}
-    await rig.post("/v1/rejections", said)
-    found = await overview(rig)
-    assert texts(found) == [
+    fields = {"receipts": [taken[0]["receipt"]], "reason": "no"}
+    await rig.post("/v1/rejections", fields)
+    result = await overview(rig)
+    assert texts(result) == [
         f"Group g of paused is paused {SINCE}, with 1 ready task",
         "1 dead letter waits for a decision",
     ]
-    assert (found["troubles"][0]["topic"], found["troubles"][0]["group"]) == ("paused", "g")
+    assert (result["troubles"][0]["topic"], result["troubles"][0]["group"]) == ("paused", "g")
     rig.sources.now_ms += watching.WAITS_LONG_MS + 60_000
     said_now = texts(await overview(rig))
     assert (
@@ -156,10 +156,10 @@ async def test_the_worst_troubles_are_listed_and_the_rest_counted(rig: HttpRig) 
         path = f"/v1/topics/t{number}/groups/g"
         await rig.call("PUT", path, {"paused": True})
         await rig.post("/v1/tasks", {"topic": f"t{number}"})
-    found = await overview(rig)
-    assert len(found["troubles"]) == watching.TROUBLES_MAX
-    assert found["troubles_left_out"] == 1  # the line that says how many others there are
-    assert all("is paused" in text for text in texts(found))
+    result = await overview(rig)
+    assert len(result["troubles"]) == watching.TROUBLES_MAX
+    assert result["troubles_left_out"] == 1  # the line that says how many others there are
+    assert all("is paused" in text for text in texts(result))
 
 
 async def test_watchers_share_one_snapshot(rig: HttpRig) -> None:
@@ -192,9 +192,9 @@ async def test_a_parked_transaction_is_a_trouble(rig: HttpRig) -> None:
     registry = rig.shard.core.transaction_registry
     assert (await overview(rig))["counts"]["transactions"] == 0
     registry.parked = 2
-    found = await overview(rig)
-    assert found["troubles"][0]["about"] == "transactions"
-    assert texts(found) == [
+    result = await overview(rig)
+    assert result["troubles"][0]["about"] == "transactions"
+    assert texts(result) == [
         "2 transactions are parked: no producer knew the decision; commit or roll back by hand"
     ]
     registry.parked = 0
@@ -209,10 +209,10 @@ async def test_the_lag_of_a_group_is_served(rig: HttpRig) -> None:
     rig.pass_time(5_000)
     await rig.shard.upkeep.lags.look()
     response = await rig.call("GET", "/v1/topics/t/groups/g/lag")
-    found = msgspec.json.decode(response.body, type=answer_type(GroupLag))
-    assert found.every_ms == 10_000
-    assert (found.taken_ms[-1], found.ready[-1]) == (NOW_MS + 5_000, 3)
-    assert found.oldest_ready_ms[-1] == 5_000
+    result = msgspec.json.decode(response.body, type=answer_type(GroupLag))
+    assert result.every_ms == 10_000
+    assert (result.taken_ms[-1], result.ready[-1]) == (NOW_MS + 5_000, 3)
+    assert result.oldest_ready_ms[-1] == 5_000
     for path in ("/v1/topics/t/groups/none/lag", "/v1/topics/none/groups/g/lag"):
         response = await rig.call("GET", path)
         assert response.status == 404 and "has no group" in response.json["detail"]
@@ -272,7 +272,7 @@ async def test_consumers_are_listed_page_by_page(
         await stream.until(lambda response: response.status)
     await rig.post("/v1/tasks", {"topic": "a", "body": "x"})
     await streams[0].until(lambda response: response.lines)
-    said = (await rig.call("GET", "/v1/consumers")).json
+    answer = (await rig.call("GET", "/v1/consumers")).json
     shown = [
         (
             consumer["topic"],
@@ -281,26 +281,26 @@ async def test_consumers_are_listed_page_by_page(
             consumer["prefetch"],
             consumer["kind"],
         )
-        for consumer in said["consumers"]
+        for consumer in answer["consumers"]
     ]
     assert shown == [
         ("a", "g", 1, 5, "subscription"),
         ("a", "h", 1, 7, "subscription"),
         ("b", "g", 0, 9, "subscription"),
     ]
-    assert said["next"] is None
-    assert {consumer["since_ms"] for consumer in said["consumers"]} == {
+    assert answer["next"] is None
+    assert {consumer["since_ms"] for consumer in answer["consumers"]} == {
         rig.shard.clock.read().now_ms
     }
-    found: list[Any] = []
+    results: list[Any] = []
     after: int | None = 0
     while after is not None:
         page = (await rig.call("GET", f"/v1/consumers?limit=1&after={after}")).json
-        found += page["consumers"]
+        results += page["consumers"]
         after = page["next"]
-    assert found == said["consumers"]
+    assert results == answer["consumers"]
     one_group = (await rig.call("GET", "/v1/consumers?topic=a&group=h")).json["consumers"]
-    assert one_group == said["consumers"][1:2]
+    assert one_group == answer["consumers"][1:2]
     refused = await rig.call("GET", "/v1/consumers?limit=0")
     assert refused.status == 400
     for stream in streams:
@@ -314,17 +314,17 @@ async def test_tasks_of_the_history_have_their_bodies(
     rig: HttpRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = {"state": "acked", "enqueued_ms": 1, "due_ms": 2, "ended_ms": 3, "attempts": 1}
-    found = [{"id": "9", "body": "text", **kept}, {"id": "8", "body_base64": "/w==", **kept}]
+    results = [{"id": "9", "body": "text", **kept}, {"id": "8", "body_base64": "/w==", **kept}]
 
     async def answer(question: bytes) -> Answer:
-        return Answer(found, True)
+        return Answer(results, True)
 
     monkeypatch.setattr(rig.shard.stories, "_folder", "some")
     monkeypatch.setattr(rig.shard.stories, "_answer", answer)
-    said = (await rig.call("GET", "/v1/history/tasks")).json
-    assert (said["is_kept"], said["complete"]) == (True, True)
-    assert [task["id"] for task in said["tasks"]] == ["9", "8"]
-    assert (said["tasks"][0]["body"], said["tasks"][1]["body_base64"]) == ("text", "/w==")
+    outcome = (await rig.call("GET", "/v1/history/tasks")).json
+    assert (outcome["is_kept"], outcome["complete"]) == (True, True)
+    assert [task["id"] for task in outcome["tasks"]] == ["9", "8"]
+    assert (outcome["tasks"][0]["body"], outcome["tasks"][1]["body_base64"]) == ("text", "/w==")
 
 
 # --- reports -------------------------------------------------------------------------------------
@@ -368,8 +368,8 @@ async def test_a_pause_shows_its_start_time(rig: HttpRig, path: str) -> None:
 
     async def since_ms() -> Any:
         topic = (await rig.call("GET", "/v1/topics/t")).json
-        found = topic["groups"]["g"] if path.endswith("g") else topic
-        return found["paused"], found.get("paused_ms")
+        result = topic["groups"]["g"] if path.endswith("g") else topic
+        return result["paused"], result.get("paused_ms")
 
     began_ms = rig.sources.now_ms
     await rig.call("PATCH", path, {"paused": True})
@@ -399,12 +399,12 @@ async def test_missing_expected_standbys_and_nodes_are_a_trouble() -> None:
         no_nodes = "0 of 3 expected nodes are seen"
         for count in range(4):
             rig.shard.status = lambda count=count: {"standbys": [{}] * count}  # type: ignore[misc]
-            said = [f"{count} of 2 expected standbys are seen"] if count < 2 else []
-            assert texts(await overview(rig)) == [*said, no_nodes]
+            answer = [f"{count} of 2 expected standbys are seen"] if count < 2 else []
+            assert texts(await overview(rig)) == [*answer, no_nodes]
         for shard, count, is_said in ((0, 2, True), (0, 3, False), (1, 2, False)):
             rig.shard.directory = _Nodes(shard, count)  # type: ignore[assignment]
-            said = [f"{count} of 3 expected nodes are seen"] if is_said else []
-            assert texts(await overview(rig)) == said
+            answer = [f"{count} of 3 expected nodes are seen"] if is_said else []
+            assert texts(await overview(rig)) == answer
     finally:
         await rig.stop()
 
@@ -427,8 +427,8 @@ async def test_a_missing_or_old_daily_backup_is_a_trouble() -> None:
 @pytest.mark.parametrize(("used", "is_near"), [(0.86, True), (0.84, False), (0.0, False)])
 async def test_a_nearly_full_disk_is_a_trouble(rig: HttpRig, used: float, *, is_near: bool) -> None:
     rig.shard.observed.disk_used = used
-    said = "The disk with the database is 86% full; above 90% (disk_refuse) new tasks are refused"
-    assert texts(await overview(rig)) == ([said] if is_near else [])
+    text = "The disk with the database is 86% full; above 90% (disk_refuse) new tasks are refused"
+    assert texts(await overview(rig)) == ([text] if is_near else [])
 
 
 @pytest.mark.parametrize("tag", ["a||b", " a", "*", ""])

@@ -121,18 +121,18 @@ async def test_the_counts_of_groups_and_topics_are_shown() -> None:
     core.totals.early = 0
     exposition.attach(core)
     exposition._now_ms = lambda: NOW_MS  # type: ignore[method-assign]  # a clock that stands still
-    found = await samples(exposition)
+    result = await samples(exposition)
     pair = ("orders", "billing")
-    assert found["tickwheel_delivered_total", pair] == 7
-    assert found["tickwheel_acked_total", pair] == 5
-    assert found["tickwheel_nacked_total", pair] == 2
-    assert found["tickwheel_dead_total", pair] == 1
-    assert found["tickwheel_dead_tasks", pair] == 1
-    assert found["tickwheel_ready_tasks", pair] == 3
-    assert found["tickwheel_oldest_ready_age_seconds", pair] == 2
-    assert found["tickwheel_enqueued_total", ("orders",)] == 9
-    assert found["tickwheel_scheduled_tasks", ("orders",)] == 4
-    assert found["tickwheel_early_total", ()] == 0
+    assert result["tickwheel_delivered_total", pair] == 7
+    assert result["tickwheel_acked_total", pair] == 5
+    assert result["tickwheel_nacked_total", pair] == 2
+    assert result["tickwheel_dead_total", pair] == 1
+    assert result["tickwheel_dead_tasks", pair] == 1
+    assert result["tickwheel_ready_tasks", pair] == 3
+    assert result["tickwheel_oldest_ready_age_seconds", pair] == 2
+    assert result["tickwheel_enqueued_total", ("orders",)] == 9
+    assert result["tickwheel_scheduled_tasks", ("orders",)] == 4
+    assert result["tickwheel_early_total", ()] == 0
 
 
 async def test_beyond_the_limit_topics_and_groups_are_summed() -> None:
@@ -142,10 +142,10 @@ async def test_beyond_the_limit_topics_and_groups_are_summed() -> None:
         add_group(core, f"t{number}", "g", delivered=10 + number)
         core.topics[f"t{number}"].enqueued = 100
     exposition.attach(core)
-    found = await samples(exposition)
-    delivered = {k[1]: v for k, v in found.items() if k[0] == "tickwheel_delivered_total"}
+    result = await samples(exposition)
+    delivered = {k[1]: v for k, v in result.items() if k[0] == "tickwheel_delivered_total"}
     assert delivered == {("t0", "g"): 10, ("t1", "g"): 11, (OTHER, OTHER): 12 + 13 + 14}
-    enqueued = {k[1]: v for k, v in found.items() if k[0] == "tickwheel_enqueued_total"}
+    enqueued = {k[1]: v for k, v in result.items() if k[0] == "tickwheel_enqueued_total"}
     assert enqueued == {("t0",): 100, ("t1",): 100, (OTHER,): 300}
 
 
@@ -162,17 +162,17 @@ async def test_summed_counters_never_fall() -> None:
     assert (await samples(exposition))["tickwheel_delivered_total", (OTHER, OTHER)] == 20
     # A newcomer gets the place.
     add_group(core, "new", "g", delivered=1)
-    found = await samples(exposition)
-    assert found["tickwheel_delivered_total", ("new", "g")] == 1
-    assert found["tickwheel_delivered_total", (OTHER, OTHER)] == 20
+    result = await samples(exposition)
+    assert result["tickwheel_delivered_total", ("new", "g")] == 1
+    assert result["tickwheel_delivered_total", (OTHER, OTHER)] == 20
 
     # One of those that are summed up goes: what it counted was counted.
     del core.topics["t3"].groups["g"]
     assert (await samples(exposition))["tickwheel_delivered_total", (OTHER, OTHER)] == 20
     core.topics["t2"].groups["g"].delivered += 5
-    found = await samples(exposition)
-    assert found["tickwheel_delivered_total", (OTHER, OTHER)] == 25
-    assert found["tickwheel_ready_tasks", (OTHER, OTHER)] == 0
+    result = await samples(exposition)
+    assert result["tickwheel_delivered_total", (OTHER, OTHER)] == 25
+    assert result["tickwheel_ready_tasks", (OTHER, OTHER)] == 0
 
 
 async def test_counters_continue_over_tenures() -> None:
@@ -374,8 +374,8 @@ async def test_history_and_backups_are_shown(tmp_path: Path) -> None:
 
 async def test_history_and_backup_metrics_default_to_0() -> None:
     exposition = Exposition(make_daemon())
-    found = await shown_by(exposition, "history") | await shown_by(exposition, "backup")
-    assert len(found) == 6 and set(found.values()) == {0}
+    result = await shown_by(exposition, "history") | await shown_by(exposition, "backup")
+    assert len(result) == 6 and set(result.values()) == {0}
 
 
 @pytest.mark.parametrize(

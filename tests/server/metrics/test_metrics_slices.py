@@ -41,11 +41,11 @@ async def test_a_scrape_of_a_thousand_topics_is_made_in_short_slices() -> None:
 async def slices_of(exposition: Exposition) -> list[float]:
     """How long each step of a scrape kept another task of the loop waiting."""
     scrape = asyncio.create_task(exposition.render(""))
-    found = []
+    results = []
     while not scrape.done():
         before = time.thread_time()
         await asyncio.sleep(0)
-        found.append((time.thread_time() - before) * 1000)
+        results.append((time.thread_time() - before) * 1000)
     body, _ = await scrape
     assert body.count(b"tickwheel_delivered_total{") == TOPICS
-    return found
+    return results

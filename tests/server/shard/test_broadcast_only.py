@@ -25,8 +25,8 @@ async def put(daemon: InProcess, peer: Peer, *delays_ms: int, topic: str = "t") 
 
 
 async def topic(peer: Peer) -> dict[str, Any]:
-    found: dict[str, Any] = (await peer.do(T.STATS))["topics"]["t"]
-    return found
+    result: dict[str, Any] = (await peer.do(T.STATS))["topics"]["t"]
+    return result
 
 
 @pytest.mark.parametrize("listeners", [0, 1, 2])
@@ -44,10 +44,10 @@ async def test_due_tasks_of_a_broadcast_only_topic_are_broadcast_and_end(
     await daemon.settle()
     assert await words(peer, [now, later]) == ["expired", "expired"]
     for element in heard:
-        found = [
+        results = [
             item[0] for frame in element.frames() if frame[0] == T.DELIVER for item in frame[4]
         ]
-        assert found == [now, later]
+        assert results == [now, later]
     counts = await topic(peer)
     assert (counts["ready"], counts["scheduled"], counts["oldest_ready_ms"]) == (0, 0, 0)
     assert counts["broadcast_only"] is True

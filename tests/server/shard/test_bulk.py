@@ -34,9 +34,9 @@ async def words(peer: Peer, *ids: int) -> list[str]:
 async def ended(peer: Peer, bulk: str) -> dict[str, Any]:
     """The bulk operation, when it is over."""
     for _ in range(TURNS_MAX):
-        found: dict[str, Any] = await peer.do(T.BULK, bulk, "show")
-        if found["state"] != "running":
-            return found
+        result: dict[str, Any] = await peer.do(T.BULK, bulk, "show")
+        if result["state"] != "running":
+            return result
         await asyncio.sleep(0)
     raise AssertionError("the bulk operation does not end")
 
@@ -44,27 +44,27 @@ async def ended(peer: Peer, bulk: str) -> dict[str, Any]:
 async def done(peer: Peer, kind: str, topic: str = "t", **options: Any) -> dict[str, Any]:
     made = await peer.do(T.BULK_MAKE, topic, kind, options)
     assert made["state"] == "running"
-    found = await ended(peer, made["id"])
-    assert found["state"] == "done"
-    assert found["matched"] == found["changed"] + sum(found["refused"].values())
-    return found
+    result = await ended(peer, made["id"])
+    assert result["state"] == "done"
+    assert result["matched"] == result["changed"] + sum(result["refused"].values())
+    return result
 
 
 async def tried(peer: Peer, kind: str, topic: str = "t", **options: Any) -> dict[str, Any]:
     """A dry run, all its parts together."""
-    found = await peer.do(T.BULK_PREVIEW, topic, kind, options)
-    while found["next"] is not None:
-        moment = {name: found[name] for name in ("until_id", "until_ms")}
-        asked = {**options, **moment, "after": found["next"]}
+    result = await peer.do(T.BULK_PREVIEW, topic, kind, options)
+    while result["next"] is not None:
+        moment = {name: result[name] for name in ("until_id", "until_ms")}
+        asked = {**options, **moment, "after": result["next"]}
         more = await peer.do(T.BULK_PREVIEW, topic, kind, asked)
         more["refused"] = {
-            word: found["refused"].get(word, 0) + more["refused"].get(word, 0)
-            for word in found["refused"].keys() | more["refused"].keys()
+            word: result["refused"].get(word, 0) + more["refused"].get(word, 0)
+            for word in result["refused"].keys() | more["refused"].keys()
         }
         for name in ("looked_at", "matched", "examples"):
-            more[name] = found[name] + more[name]
-        found = more
-    return dict(found)
+            more[name] = result[name] + more[name]
+        result = more
+    return dict(result)
 
 
 async def of_every_kind(daemon: InProcess, peer: Peer) -> dict[str, int]:
@@ -80,10 +80,10 @@ async def of_every_kind(daemon: InProcess, peer: Peer) -> dict[str, int]:
     assert await peer.do(T.REJECT, "t", "g", ((*attempts[ids[1]], "no good"),)) == ("dead",)
     ready, scheduled = await put(peer, 0, tag="a"), await put(peer, tag="a")
     await daemon.settle()
-    found = dict(zip(("waiting", "dead", "in_flight", "ready"), (*ids, ready), strict=True))
-    found["scheduled"] = scheduled
-    assert await words(peer, *found.values()) == list(found)
-    return found
+    result = dict(zip(("waiting", "dead", "in_flight", "ready"), (*ids, ready), strict=True))
+    result["scheduled"] = scheduled
+    assert await words(peer, *result.values()) == list(result)
+    return result
 
 
 # --- what each kind does -------------------------------------------------------------------------
@@ -95,9 +95,9 @@ async def test_cancel_skips_tasks_in_flight(daemon: InProcess) -> None:
     other = await put(peer, topic="other")
     wanted = await tried(peer, "cancel")
     assert wanted["examples"] == tuple(sorted(tasks[n] for n in ("waiting", "ready", "scheduled")))
-    found = await done(peer, "cancel")
-    assert (found["looked_at"], found["matched"], found["changed"]) == (5, 5, 3)
-    assert found["refused"] == {"in_flight": 1, "dead": 1} == wanted["refused"]
+    result = await done(peer, "cancel")
+    assert (result["looked_at"], result["matched"], result["changed"]) == (5, 5, 3)
+    assert result["refused"] == {"in_flight": 1, "dead": 1} == wanted["refused"]
     assert dict(zip(tasks, await words(peer, *tasks.values()), strict=True)) == {
         "waiting": "cancelled", "dead": "dead", "in_flight": "in_flight", "ready": "cancelled",
         "scheduled": "cancelled",
@@ -110,12 +110,12 @@ async def test_bulk_reschedules_to_a_time_and_runs_now(daemon: InProcess) -> Non
     peer = daemon.connect()
     tasks = await of_every_kind(daemon, peer)
     at_ms = NOW_MS + 3 * HOUR_MS
-    found = await done(peer, "reschedule", due_ms=at_ms)
-    assert (found["changed"], found["refused"]) == (3, {"dead": 1, "in_flight": 1})
+    result = await done(peer, "reschedule", due_ms=at_ms)
+    assert (result["changed"], result["refused"]) == (3, {"dead": 1, "in_flight": 1})
     shown = await peer.do(T.LOOKUP, (tasks["ready"], tasks["scheduled"]))
     assert [task["due_ms"] for task in shown] == [at_ms, at_ms]
-    found = await done(peer, "run_now", state="scheduled")
-    assert (found["matched"], found["changed"]) == (2, 2)
+    result = await done(peer, "run_now", state="scheduled")
+    assert (result["matched"], result["changed"]) == (2, 2)
     await daemon.settle()
     assert await words(peer, tasks["ready"], tasks["scheduled"]) == ["ready", "ready"]
     daemon.recount()
@@ -127,8 +127,8 @@ async def test_a_shift_moves_each_due_time(daemon: InProcess) -> None:
     delays = (10_000, 20_000, far_ms - 1_000)
     ids = [await put(peer, delay_ms) for delay_ms in delays]
     assert (await tried(peer, "reschedule", shift_ms=5_000))["refused"] == {"due_too_far": 1}
-    found = await done(peer, "reschedule", shift_ms=5_000)
-    assert (found["changed"], found["refused"]) == (2, {"due_too_far": 1})
+    result = await done(peer, "reschedule", shift_ms=5_000)
+    assert (result["changed"], result["refused"]) == (2, {"due_too_far": 1})
     dues = [task["due_ms"] - NOW_MS for task in await peer.do(T.LOOKUP, tuple(ids))]
     assert dues == [15_000, 25_000, far_ms - 1_000]
     await done(peer, "reschedule", shift_ms=-20_000)
@@ -142,8 +142,8 @@ async def test_requeue_and_delete_act_on_dead_letters(daemon: InProcess) -> None
     assert (await done(peer, "requeue", reason="elsewhere"))["matched"] == 0
     assert (await done(peer, "requeue", group="nobody"))["matched"] == 0
     assert (await tried(peer, "requeue", reason="NO GOOD"))["examples"] == (tasks["dead"],)
-    found = await done(peer, "requeue", reason="NO GOOD", group="g")
-    assert (found["looked_at"], found["matched"], found["changed"]) == (1, 1, 1)
+    result = await done(peer, "requeue", reason="NO GOOD", group="g")
+    assert (result["looked_at"], result["matched"], result["changed"]) == (1, 1, 1)
     await daemon.settle()
     assert await words(peer, tasks["dead"]) == ["ready"]
     assert (await done(peer, "delete"))["matched"] == 0
@@ -195,8 +195,8 @@ async def test_tasks_enqueued_after_a_bulk_started_are_untouched(
     after = peer.send(T.ENQUEUE, peer.request + 1, (("t", b"", HOUR_MS),))
     bulk = (await peer.answer(made))[2]
     (new,) = (await peer.answer(after))[2][1]
-    found = await ended(peer, bulk["id"])
-    assert found["changed"] == 2, "what was sent before is"
+    result = await ended(peer, bulk["id"])
+    assert result["changed"] == 2, "what was sent before is"
     assert await words(peer, before, new) == ["cancelled", "scheduled"]
 
 
@@ -252,9 +252,9 @@ async def reject(peer: Peer, held: dict[int, tuple[int, int, int]], ids: list[in
 async def seen_through(daemon: InProcess, peer: Peer) -> dict[str, Any]:
     """Bulk operation j, which waits for its rate, when it is over."""
     for _ in range(50):
-        found: dict[str, Any] = await peer.do(T.BULK, "j", "show")
-        if found["state"] != "running":
-            return found
+        result: dict[str, Any] = await peer.do(T.BULK, "j", "show")
+        if result["state"] != "running":
+            return result
         daemon.pass_time(1_000_000)
         await daemon.settle()
     raise AssertionError("the bulk operation does not end")
@@ -284,16 +284,16 @@ async def test_a_bulk_resumes_after_a_restart(
         ids = [await put(peer, 100_000 + n) for n in range(20)]
         await peer.do(T.BULK_MAKE, "t", "reschedule", {"shift_ms": 50_000, "id": "j"})
         for _ in range(TURNS_MAX):
-            found = await peer.do(T.BULK, "j", "show")
-            if found["changed"] >= 8:
+            result = await peer.do(T.BULK, "j", "show")
+            if result["changed"] >= 8:
                 break
             await asyncio.sleep(0)
-        assert found["state"] == "running" and 8 <= found["changed"] < 20
+        assert result["state"] == "running" and 8 <= result["changed"] < 20
         half = store.copy()
     async with InProcess(tmp_path, store=half) as daemon:
         peer = daemon.connect()
-        found = await ended(peer, "j")
-        assert (found["looked_at"], found["matched"], found["changed"]) == (20, 20, 20)
+        result = await ended(peer, "j")
+        assert (result["looked_at"], result["matched"], result["changed"]) == (20, 20, 20)
         dues = [task["due_ms"] - NOW_MS for task in await peer.do(T.LOOKUP, tuple(ids))]
         assert dues == [150_000 + n for n in range(20)], "each was moved once"
         daemon.recount()
@@ -439,5 +439,5 @@ async def test_bulk_operations_take_turns(
         await put(peer, topic=f"t{n % 2}")
     made = [await peer.do(T.BULK_MAKE, f"t{n}", "cancel", {"id": f"j{n}"}) for n in range(2)]
     assert [bulk["state"] for bulk in made] == ["running"] * 2
-    found = [await ended(peer, f"j{n}") for n in range(2)]
-    assert [bulk["changed"] for bulk in found] == [10, 10]
+    results = [await ended(peer, f"j{n}") for n in range(2)]
+    assert [bulk["changed"] for bulk in results] == [10, 10]

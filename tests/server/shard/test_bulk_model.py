@@ -276,12 +276,12 @@ class Play:
         await self.daemon.settle()
         assert not self.wrong, self.wrong
         for name, bulk in self.naive.bulks.items():
-            found = await self.ask(T.BULK, name, "show")
-            assert found["state"] == ("cancelled" if bulk.is_cancelled else "done")
-            assert (found["looked_at"], found["matched"], found["changed"]) == bulk.counts
+            answer = await self.ask(T.BULK, name, "show")
+            assert answer["state"] == ("cancelled" if bulk.is_cancelled else "done")
+            assert (answer["looked_at"], answer["matched"], answer["changed"]) == bulk.counts
         page = await self.ask(T.LIST, {"topic": "t", "limit": 1_000})
-        found = {task["id"]: task["due_ms"] for task in page["tasks"]}
-        assert found == {i: task.due_ms for i, task in self.naive.tasks.items()}
+        answer = {task["id"]: task["due_ms"] for task in page["tasks"]}
+        assert answer == {i: task.due_ms for i, task in self.naive.tasks.items()}
         self.daemon.recount()
 
 

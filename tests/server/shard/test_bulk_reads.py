@@ -79,9 +79,9 @@ async def begin(peer: Peer, kind: str, count: int = BULKS, **options: Any) -> No
 
 async def all_ended(peer: Peer, count: int = BULKS) -> list[dict[str, Any]]:
     for _ in range(TURNS_MAX):
-        found = (await peer.do(T.BULK_LIST, {"limit": count}))["bulk"]
-        if all(bulk["state"] != "running" for bulk in found):
-            return list(found)
+        result = (await peer.do(T.BULK_LIST, {"limit": count}))["bulk"]
+        if all(bulk["state"] != "running" for bulk in result):
+            return list(result)
         await asyncio.sleep(0)
     raise AssertionError("they do not end")
 
@@ -109,8 +109,8 @@ async def test_hanging_bulk_reads_delay_no_other_request(daemon: InProcess, kind
     delivered = [frame for frame in peer.frames() if frame[0] == T.DELIVER]
     assert [item[0] for frame in delivered for item in frame[4]] == [due]
     store.gate.set()
-    found = await all_ended(peer)
-    assert {bulk["state"] for bulk in found} == {"done"}
+    result = await all_ended(peer)
+    assert {bulk["state"] for bulk in result} == {"done"}
 
 
 async def test_bulk_reads_are_limited_in_number_and_bytes(daemon: InProcess) -> None:
@@ -127,9 +127,9 @@ async def test_bulk_reads_are_limited_in_number_and_bytes(daemon: InProcess) -> 
 
     watcher = asyncio.create_task(watch())
     await begin(peer, "cancel", where="nothing = 1")
-    found = await all_ended(peer)
+    result = await all_ended(peer)
     watcher.cancel()
-    assert {(bulk["state"], bulk["looked_at"]) for bulk in found} == {("done", 300)}
+    assert {(bulk["state"], bulk["looked_at"]) for bulk in result} == {("done", 300)}
     assert 0 < max(held) <= BULK_READS_MAX, "rows of reads whose slice has not come are in memory"
     assert max(store.asked) * BULK_READS_MAX <= BULK_READ_BYTES_MAX
 

@@ -212,9 +212,9 @@ async def test_a_delivered_task_moved_in_the_same_frame_gets_a_new_id(
     (delivery,) = await pull(daemon, peer)
     await settle_one(daemon, peer, T.NACK, delivery, 5_000, "no")
     rules = ("keep", replace(replaces="due"), replace(due="later"))
-    found = await enqueue(daemon, peer, *[task(rule, 1_000, b"new") for rule in rules])
-    assert [word for word, _ in found] == ["kept", "replaced", "replaced"]
-    (second,) = {task_id for _, task_id in found}
+    result = await enqueue(daemon, peer, *[task(rule, 1_000, b"new") for rule in rules])
+    assert [word for word, _ in result] == ["kept", "replaced", "replaced"]
+    (second,) = {task_id for _, task_id in result}
     assert second != first
     assert (await shown(daemon, peer, first))["state"] == "cancelled"
 
@@ -431,19 +431,19 @@ async def test_tasks_stay_pending_after_a_clock_set_back(daemon: InProcess, peer
 
 
 async def test_tasks_of_one_frame_coalesce(daemon: InProcess, peer: Peer) -> None:
-    found = await enqueue(
+    result = await enqueue(
         daemon, peer,
         task("keep", body=b"1"), task("keep", body=b"2"), task("keep", topic="u"),
         task("keep", key="l"), task("replace", body=b"3"), task("reject"), task("add", body=b"4"),
         task("replace", 7_000, b"5"),
     )  # fmt: skip
-    first, added = found[0][1], found[6][1]
-    assert [word for word, _ in found] == [
+    first, added = result[0][1], result[6][1]
+    assert [word for word, _ in result] == [
         "stored", "kept", "stored", "stored", "replaced", "rejected", "stored", "replaced",
     ]  # fmt: skip
-    assert [i for _, i in found][1::3] == [first, first, added]
-    assert found[5][1] == first
-    assert len({i for _, i in found}) == 4
+    assert [i for _, i in result][1::3] == [first, first, added]
+    assert result[5][1] == first
+    assert len({i for _, i in result}) == 4
     await daemon.ask(peer, T.RUN_NOW, None, {"topic": "t", "key": "k"})
     bodies = {d[0]: d[3] for d in await pull(daemon, peer)}
     assert bodies == {first: b"3", added: b"5"}
@@ -454,10 +454,10 @@ async def test_a_pending_task_is_replaced_many_times_in_one_frame(
 ) -> None:
     _, first = await one(daemon, peer, None, FAR_MS, b"old")
     rules = [replace(), replace(replaces="due"), replace(replaces="body"), replace(due="earlier")]
-    found = await enqueue(
+    result = await enqueue(
         daemon, peer, *[task(rule, 1_000 * n, b"%d" % n) for n, rule in enumerate(rules, 1)]
     )
-    assert found == [("replaced", first)] * 4
+    assert result == [("replaced", first)] * 4
     daemon.pass_time(2_000)
     assert [(d[0], d[3]) for d in await pull(daemon, peer)] == [(first, b"4")]
 
@@ -471,9 +471,9 @@ async def test_concurrent_producers_store_one_task(daemon: InProcess, peer: Peer
     await daemon.settle()
     answers = [f for p in (peer, other) for f in p.frames() if f[0] == T.OK and f[1] >= 5]
     assert len(answers) == 80
-    found = [_pairs(f[2])[0] for f in answers]
-    assert daemon.shard.core.tasks == 4 == len({i for _, i in found})
-    assert sum(word == "stored" for word, _ in found) == 4
+    results = [_pairs(f[2])[0] for f in answers]
+    assert daemon.shard.core.tasks == 4 == len({i for _, i in results})
+    assert sum(word == "stored" for word, _ in results) == 4
 
 
 @pytest.mark.parametrize("rule", ["keep", "reject", "replace"])
@@ -516,8 +516,8 @@ async def test_a_resend_gets_the_first_answer(tmp_path: Path) -> None:
             for n, frame in enumerate(sent):
                 peer.feed(encode((int(frame[0]), base + n, *frame[1:])))
             await daemon.settle()
-            found = {f[1]: f[2:] for f in peer.frames()}
-            return [found[base + n] for n in range(len(sent))]
+            result = {f[1]: f[2:] for f in peer.frames()}
+            return [result[base + n] for n in range(len(sent))]
 
         assert await again(first) == answers
         first.recount()
@@ -782,8 +782,8 @@ async def test_a_topic_has_a_rule_for_tasks_with_a_key(tmp_path: Path) -> None:
         _, task_id = await one(first, peer)
         assert await one(first, peer) == ("kept", task_id)
         frames = [(T.ENQUEUE, 0, (task(),))] * 3 + [(T.ENQUEUE, 0, (("t", b"", 0),))]
-        found = [_pairs(answer[0])[0] for answer in await first.send(peer, *frames)]
-        assert found[:3] == [("kept", task_id)] * 3 and found[3][0] == "stored"
+        results = [_pairs(answer[0])[0] for answer in await first.send(peer, *frames)]
+        assert results[:3] == [("kept", task_id)] * 3 and results[3][0] == "stored"
         assert await enqueue(first, peer, task(), task()) == [("kept", task_id)] * 2
         assert (await one(first, peer, "reject")) == ("rejected", task_id)
         assert (await one(first, peer, "add"))[1] != task_id

@@ -35,18 +35,18 @@ async def test_levels_over_the_highest_use_the_highest_delay(
     levels = (1, 2, 3, 18, 19, 2**31 - 1)
     tasks = [("t", b"", None, {"delay_level": level}) for level in levels]
     async with InProcess(tmp_path) as daemon:
-        found = await enqueue(daemon, *tasks)
-    assert found == [1_000, 5_000, 10_000, 7_200_000, 7_200_000, 7_200_000]
+        result = await enqueue(daemon, *tasks)
+    assert result == [1_000, 5_000, 10_000, 7_200_000, 7_200_000, 7_200_000]
 
 
 async def test_the_table_is_a_setting(tmp_path: Path) -> None:
     async with InProcess(tmp_path, delay_levels="7m 1d") as daemon:
-        found = await enqueue(
+        result = await enqueue(
             daemon,
             ("t", b"", None, {"delay_level": 1}),
             ("t", b"", None, {"delay_level": 2}),
         )
-    assert found == [420_000, 86_400_000]
+    assert result == [420_000, 86_400_000]
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,8 @@ async def test_prefetch_answers_in_flight_and_ready_counts(rig: ShardRig) -> Non
     await rig.settle()
     assert await peer.do(T.PREFETCH, 1, 4, True) == {"in_flight": 4, "ready": 1}
     assert await peer.do(T.PREFETCH, 1, 4, False) is None
-    said = await peer.refused(T.PREFETCH, 1, 9, "x")
-    assert said == ("bad_request", "tell must be true or false, not 'x'")
+    answer = await peer.refused(T.PREFETCH, 1, 9, "x")
+    assert answer == ("bad_request", "tell must be true or false, not 'x'")
     assert await peer.do(T.PREFETCH, 1, 4, True) == {"in_flight": 4, "ready": 1}
 
 

@@ -105,8 +105,8 @@ async def of_one_behind_a_held_task(daemon: InProcess, peer: Peer) -> Wanted:
     await peer.do(T.GROUP_CREATE, "t", "g", HOLD)
     head, task = await put(daemon, peer, {"order_key": "a"}, {"order_key": "a"})
     await fail(daemon, peer, "no such order")
-    said = f"for task {head}, which has failed for good"
-    return {"id": task, "behind": head, "detail": said, "command": f"release-key t g {head}"}
+    text = f"for task {head}, which has failed for good"
+    return {"id": task, "behind": head, "detail": text, "command": f"release-key t g {head}"}
 
 
 @scene("clock_held")
@@ -311,8 +311,8 @@ async def of_one_that_was_moved(daemon: InProcess, peer: Peer) -> Wanted:
 async def of_one_that_a_consumer_has(daemon: InProcess, peer: Peer) -> Wanted:
     await peer.do(T.SUBSCRIBE, 1, "t", "g", 10, {"lease_ms": 60_000})
     [task] = await put(daemon, peer, {})
-    said = "with sample 127.0.0.1:1"
-    return {"id": task, "next_ms": NOW_MS + 60_000, "detail": said, "group": "g"}
+    text = "with sample 127.0.0.1:1"
+    return {"id": task, "next_ms": NOW_MS + 60_000, "detail": text, "group": "g"}
 
 
 @scene("scheduled")
@@ -441,8 +441,8 @@ async def of_one_that_never_was(daemon: InProcess, peer: Peer) -> Wanted:
 async def of_a_key_that_nobody_has(daemon: InProcess, peer: Peer) -> Wanted:
     await peer.enqueue(("orders", b"x", 60_000, {"key": "order-1"}))
     await daemon.settle()
-    said = "there is no such topic, but there is orders"
-    return {"topic": "order", "key": "order-1", "id": None, "detail": said}
+    text = "there is no such topic, but there is orders"
+    return {"topic": "order", "key": "order-1", "id": None, "detail": text}
 
 
 # --- the engine alone: what lasts no longer than a step of the loop -------------------------------
@@ -491,16 +491,16 @@ async def test_a_task_is_explained(daemon: InProcess, cause: str, play: Scene) -
     peer = daemon.connect(client="sample")
     wanted = await play(daemon, peer)
     if "is" in wanted:
-        found = wanted.pop("is")._asdict()
+        result = wanted.pop("is")._asdict()
     elif "topic" in wanted:
-        found = await explained(peer, None, topic=wanted["topic"], key=wanted.pop("key"))
+        result = await explained(peer, None, topic=wanted["topic"], key=wanted.pop("key"))
     else:
-        found = await explained(peer, wanted["id"])
-    assert found["cause"] == cause, found
+        result = await explained(peer, wanted["id"])
+    assert result["cause"] == cause, result
     for name, value in wanted.items():
         is_part = isinstance(value, str) and name in ("detail", "command")
-        assert value in found[name] if is_part else found[name] == value, (name, found)
-    assert re.fullmatch(r"[A-Z0-9].+[.?]", found["detail"])
+        assert value in result[name] if is_part else result[name] == value, (name, result)
+    assert re.fullmatch(r"[A-Z0-9].+[.?]", result["detail"])
 
 
 def test_every_cause_is_brought_about_and_documented() -> None:

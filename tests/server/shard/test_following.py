@@ -83,8 +83,8 @@ def group(shards: Shards, number: int, name: str = "g") -> Group | None:
 
 def versions(shards: Shards, name: str = "g") -> list[int | None]:
     """The version of the group in each shard; None: there is no such group."""
-    found = (group(shards, number, name) for number in range(COUNT))
-    return [None if item is None else item.version for item in found]
+    result = (group(shards, number, name) for number in range(COUNT))
+    return [None if item is None else item.version for item in result]
 
 
 # --- a shard that serves -------------------------------------------------------------------------
@@ -141,18 +141,18 @@ async def test_an_unchanged_home_shard_is_read_without_rows(
 ) -> None:
     await create(shards, HOME)
     await look(shards)
-    found: list[SiblingSettings] = []
+    results: list[SiblingSettings] = []
     follows = shards.shard(OTHER).following
     assert follows is not None
     read = follows._siblings.settings
 
     async def settings(shard: int, known: int | None) -> SiblingSettings:
-        found.append(await read(shard, known))
-        return found[-1]
+        results.append(await read(shard, known))
+        return results[-1]
 
     monkeypatch.setattr(follows._siblings, "settings", settings)
     await look(shards, OTHER)
-    assert found == [(SettingsCounter(), None), (SettingsCounter(1), None)]
+    assert results == [(SettingsCounter(), None), (SettingsCounter(1), None)]
 
 
 async def test_settings_made_outside_the_home_shard_are_reverted(shards: Shards) -> None:
@@ -242,11 +242,11 @@ async def test_a_change_during_the_read_of_home_is_kept(
     await configure(shards, HOME, rate=2)
 
     async def slow(shard: int, known: int | None) -> SiblingSettings:
-        found = await read(shard, known)
+        rows = await read(shard, known)
         if shard == HOME:
             await configure(shards, HOME, rate=3)
             await configure(shards, OTHER, rate=3)
-        return found
+        return rows
 
     monkeypatch.setattr(follows._siblings, "settings", slow)
     await follows.look(HOME)

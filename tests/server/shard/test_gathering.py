@@ -66,11 +66,11 @@ async def consumer(
         for key in ("k", None, None, "k", "k"):
             option = {"order_key": key} if key else None
             await daemon.ask(peer, T.ENQUEUE, 0, (("t", b"", 0, option),))
-        found = Consumer(daemon, peer)
+        result = Consumer(daemon, peer)
         peer.feed(encode((T.SUBSCRIBE, 999, 1, "t", "g", prefetch, options)))
         await daemon.settle()
-        await found.look()
-        yield found
+        await result.look()
+        yield result
 
 
 def batches(found: Consumer) -> int:

@@ -91,10 +91,10 @@ async def test_single_tasks_with_only_a_key_use_the_plain_path(
     ids = [answer[0][1][0] for answer in answers]
     for key in ("k0", "k1", "k2"):
         wanted = [i for n, i in enumerate(ids) if n % 4 and f"k{n % 3}" == key]
-        found = await daemon.ask(peer, T.CANCEL, None, {"topic": "t", "key": key})
-        assert found == tuple((task_id, "cancelled") for task_id in wanted)
-    found = await daemon.ask(peer, T.CANCEL, None, {"topic": "t", "key": "é"})
-    assert [task_id for task_id, _ in found] == ids[::8]
+        result = await daemon.ask(peer, T.CANCEL, None, {"topic": "t", "key": key})
+        assert result == tuple((task_id, "cancelled") for task_id in wanted)
+    result = await daemon.ask(peer, T.CANCEL, None, {"topic": "t", "key": "é"})
+    assert [task_id for task_id, _ in result] == ids[::8]
     assert daemon.shard.engine.intake.inflight_bytes == 0
     wrong = [{"key": "k" * 256}, {"key": 5}, {"kez": "k"}, {"key": "k", "kez": 1}, "k", ("k",)]
     frames = [(T.ENQUEUE, 0, (("t", b"x", FAR_MS, options),)) for options in wrong]
@@ -332,16 +332,16 @@ async def test_a_key_is_listed_page_by_page(
     expected = list(mine[::-1] if newest else mine)
 
     async def listed() -> list[int]:
-        found: list[int] = []
+        results: list[int] = []
         after = None
         for _ in range(20):
             asked = KEY | {"limit": 2, "after": after, "newest": newest}
             page = await daemon.ask(peer, T.LIST, asked)
-            found += [task["id"] for task in page["tasks"]]
+            results += [task["id"] for task in page["tasks"]]
             after = page["next"]
             if after is None:
-                return found
-        raise AssertionError(found)
+                return results
+        raise AssertionError(results)
 
     assert await listed() == expected
     monkeypatch.setattr(daemon.shard, "limits", Limits(key_tasks_max=4))

@@ -67,21 +67,21 @@ async def test_lag_samples_have_ready_count_and_oldest_age(watched: Watched) -> 
     await watched.look()
     await watched.take_all("g")
     await watched.look()
-    found = watched.of("g")
-    assert found["every_ms"] == STEP_MS
-    assert found["taken_ms"] == [NOW_MS + number * STEP_MS for number in (1, 2, 3, 4)]
-    assert found["ready"] == [0, 3, 4, 0]
-    assert found["oldest_ready_ms"] == [0, STEP_MS, 2 * STEP_MS, 0]
+    result = watched.of("g")
+    assert result["every_ms"] == STEP_MS
+    assert result["taken_ms"] == [NOW_MS + number * STEP_MS for number in (1, 2, 3, 4)]
+    assert result["ready"] == [0, 3, 4, 0]
+    assert result["oldest_ready_ms"] == [0, STEP_MS, 2 * STEP_MS, 0]
 
 
 async def test_lag_samples_cover_an_hour_newest_last(watched: Watched) -> None:
     await watched.group("g")
     await watched.enqueue(1)
     await watched.look(HOUR + 7)
-    found = watched.of("g")
-    assert {len(found[name]) for name in ("taken_ms", "ready", "oldest_ready_ms")} == {SAMPLES}
-    assert found["oldest_ready_ms"] == [n * STEP_MS for n in range(8, HOUR + 8)]
-    assert found["taken_ms"] == [NOW_MS + n * STEP_MS for n in range(8, HOUR + 8)]
+    result = watched.of("g")
+    assert {len(result[name]) for name in ("taken_ms", "ready", "oldest_ready_ms")} == {SAMPLES}
+    assert result["oldest_ready_ms"] == [n * STEP_MS for n in range(8, HOUR + 8)]
+    assert result["taken_ms"] == [NOW_MS + n * STEP_MS for n in range(8, HOUR + 8)]
 
 
 async def test_a_group_without_lag_stores_no_samples(watched: Watched) -> None:

@@ -143,8 +143,8 @@ async def test_a_conflicting_value_is_refused_naming_both(daemon: InProcess) -> 
             await peer.call(T.PULL, "t", group, 1, 0, wanted),
         ):
             assert answer[0] == T.ERROR and answer[2] == "conflict", answer
-            said = words.format(f"; to change it: tickwheel groups set t {group} --")
-            assert answer[3] == f"group {group} of topic t is set otherwise: {said}"
+            outcome = words.format(f"; to change it: tickwheel groups set t {group} --")
+            assert answer[3] == f"group {group} of topic t is set otherwise: {outcome}"
     for number, wanted in enumerate(({}, FAIR, ORDER, FAIR | ORDER, {"order_failure": "hold"})):
         assert (await peer.call(T.SUBSCRIBE, number, "t", "a", 1, wanted))[0] == T.OK
         assert (await peer.call(T.PULL, "t", "a", 1, 0, wanted))[0] == T.OK

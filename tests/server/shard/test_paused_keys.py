@@ -34,14 +34,14 @@ async def test_a_key_is_paused_and_resumed(daemon: InProcess, named: tuple[Any, 
     since_ms, options = daemon.sources.now_ms, of_tenant(named[1])
     if named[0] is not None:
         options = {"order_key": named[0]}
-    said = {"paused": True, "since_ms": since_ms, "by": "anonymous"}
-    assert await peer.do(T.PAUSE_KEY, "t", "g", *named) == said | {"changed": True}
+    fields = {"paused": True, "since_ms": since_ms, "by": "anonymous"}
+    assert await peer.do(T.PAUSE_KEY, "t", "g", *named) == fields | {"changed": True}
     first, other = await put(daemon, peer, options, {"order_key": "other"})
     await later(daemon, 5_000)
-    assert await peer.do(T.PAUSE_KEY, "t", "g", *named) == said | {"changed": False}
+    assert await peer.do(T.PAUSE_KEY, "t", "g", *named) == fields | {"changed": False}
     assert await got(peer) == [other]
     daemon.recount()
-    over = said | {"paused": False, "changed": True}
+    over = fields | {"paused": False, "changed": True}
     assert await peer.do(T.RESUME_KEY, "t", "g", *named) == over
     await daemon.settle()
     assert await got(peer) == [first]
@@ -90,9 +90,9 @@ async def test_paused_keys_show_by_whom_and_since_when(daemon: InProcess) -> Non
     await peer.do(T.PAUSE_KEY, "t", "g", None, 7)
     await put(daemon, peer, {"order_key": "a"}, {"order_key": "a"}, of_tenant(7), of_tenant("7"))
     assert len(await got(peer)) == 1
-    said = {"by": "anonymous"}
-    first = {"kind": "order", "value": "a", "since_ms": since_ms, "waiting": 2, **said}
-    second = {"kind": "fair", "value": 7, "since_ms": since_ms + 5_000, "waiting": 1, **said}
+    fields = {"by": "anonymous"}
+    first = {"kind": "order", "value": "a", "since_ms": since_ms, "waiting": 2, **fields}
+    second = {"kind": "fair", "value": 7, "since_ms": since_ms + 5_000, "waiting": 1, **fields}
     answer = await peer.do(T.HELD_KEYS, "t", "g", None)
     assert answer == {"keys": (), "held": 0, "paused": (first, second)}
     assert (await peer.do(T.HELD_KEYS, "t", "g", {"limit": 1}))["paused"] == (first,)

@@ -36,14 +36,14 @@ class MeanwhileStore(MemoryStore):
         self.meanwhile: list[Callable[[], None]] = []
 
     async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
-        found = await super().read(ids)
+        rows = await super().read(ids)
         self._act()
-        return found
+        return rows
 
     async def read_heads(self, ids: Sequence[int], bytes_max: int) -> tuple[Heads, Sequence[int]]:
-        found = await super().read_heads(ids, bytes_max)
+        result = await super().read_heads(ids, bytes_max)
         self._act()
-        return found
+        return result
 
     def _act(self) -> None:
         for action in self.meanwhile:
@@ -207,10 +207,10 @@ class SlowStore(MemoryStore):
         self.asked: list[asyncio.Event] = []
 
     async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
-        found = await super().read(ids)
+        rows = await super().read(ids)
         self.asked.append(asyncio.Event())
         await self.asked[-1].wait()
-        return found
+        return rows
 
 
 async def slow(count: int) -> tuple[Engine, SlowStore, Reader]:

@@ -42,19 +42,19 @@ async def bulk_when(
     """The bulk operation, when it is so. Its plan is made by another process."""
 
     async def look() -> dict[str, Any] | None:
-        found: dict[str, Any] = await peer.do(T.BULK, bulk, "show")
-        return found if holds(found) else None
+        result: dict[str, Any] = await peer.do(T.BULK, bulk, "show")
+        return result if holds(result) else None
 
-    found = await comes(look, every_s=0.002)
-    assert found is not None
-    return found
+    result = await comes(look, every_s=0.002)
+    assert result is not None
+    return result
 
 
 async def over(daemon: InProcess, peer: Peer, bulk: str) -> dict[str, Any]:
     """The bulk operation, when it is."""
-    found = await bulk_when(peer, bulk, lambda bulk: bulk["state"] != "running")
+    result = await bulk_when(peer, bulk, lambda bulk: bulk["state"] != "running")
     await daemon.settle()
-    return found
+    return result
 
 
 def has_begun(bulk: dict[str, Any]) -> bool:
@@ -65,9 +65,9 @@ async def reset(daemon: InProcess, peer: Peer, group: str = "g", **options: Any)
     options.setdefault("to", "first")
     made = await peer.do(T.GROUP_RESET, "t", group, options)
     assert (made["kind"], made["state"]) == ("reset", "running")
-    found = await over(daemon, peer, made["id"])
-    assert found["state"] == "done", found["note"]
-    return found
+    result = await over(daemon, peer, made["id"])
+    assert result["state"] == "done", result["note"]
+    return result
 
 
 async def tried(
@@ -92,7 +92,7 @@ async def take(daemon: InProcess, peer: Peer, group: str = "g") -> list[tuple[in
     """What a group is handed now, acked: ids and options."""
     number = peer.request + 1
     await peer.do(T.SUBSCRIBE, number, "t", group, 100, None)
-    found: list[tuple[int, dict[str, Any]]] = []
+    results: list[tuple[int, dict[str, Any]]] = []
     while True:
         await daemon.settle()
         frames = [row for row in peer.frames() if row[0] == T.DELIVER]
@@ -100,11 +100,11 @@ async def take(daemon: InProcess, peer: Peer, group: str = "g") -> list[tuple[in
             break
         for frame in frames:
             items = frame[4]
-            found += [(item[0], item[4] if len(item) > 4 else {}) for item in items]
+            results += [(item[0], item[4] if len(item) > 4 else {}) for item in items]
             ids, attempts = zip(*((item[0], item[1]) for item in items), strict=True)
             assert await peer.do(T.ACK, "t", group, frame[2], ids, attempts) is None
     await peer.do(T.UNSUBSCRIBE, number)
-    return found
+    return results
 
 
 async def make(peer: Peer, *groups: str) -> None:
@@ -269,13 +269,13 @@ async def test_a_reset_resumes_after_a_restart(
         ids = [await put(peer, 0) for _ in range(20)]
         await take(daemon, peer)
         await peer.do(T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
-        found = await bulk_when(peer, "r", has_begun)
-        assert found["state"] == "running"
+        result = await bulk_when(peer, "r", has_begun)
+        assert result["state"] == "running"
         half = store.copy()
     async with daemon_of(tmp_path, store=half) as daemon:
         peer = daemon.connect()
-        found = await over(daemon, peer, "r")
-        assert (found["state"], found["changed"]) == ("done", 20)
+        result = await over(daemon, peer, "r")
+        assert (result["state"], result["changed"]) == ("done", 20)
         taken = originals(await take(daemon, peer))
         assert Counter(taken) == Counter(ids), "each of them once"
 
@@ -319,8 +319,8 @@ async def test_a_reset_keeps_its_rate(tmp_path: Path, monkeypatch: pytest.Monkey
         seen = [(await bulk_when(peer, "r", has_begun))["changed"]]
         for _ in range(4):
             daemon.pass_time(500)
-            found = await bulk_when(peer, "r", lambda bulk: bulk["changed"] > seen[-1])
-            seen.append(found["changed"])
+            result = await bulk_when(peer, "r", lambda bulk: bulk["changed"] > seen[-1])
+            seen.append(result["changed"])
         assert all(count <= 1 + 5 * n for n, count in enumerate(seen)), seen
         await peer.do(T.BULK, "r", "cancel")
 
@@ -335,10 +335,10 @@ async def test_a_reset_waits_for_room(tmp_path: Path, monkeypatch: pytest.Monkey
         for _ in range(2):
             await put(peer, 60_000)
         await peer.do(T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
-        found = await bulk_when(peer, "r", lambda bulk: bulk["changed"] == 2)
+        result = await bulk_when(peer, "r", lambda bulk: bulk["changed"] == 2)
         for _ in range(20):
             await asyncio.sleep(0.001)  # real time: it does no more meanwhile
-        assert (await peer.do(T.BULK, "r", "show")) == found, "there is no more room"
+        assert (await peer.do(T.BULK, "r", "show")) == result, "there is no more room"
         taken = await take(daemon, peer)
         assert (await over(daemon, peer, "r"))["changed"] == 3
         assert originals(taken + await take(daemon, peer)) == ids
@@ -369,8 +369,8 @@ async def test_a_reset_without_its_group_fails(tmp_path: Path) -> None:
             await peer.do(T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
             await peer.do(T.GROUP_DELETE, "t", "g", True)
             await daemon.settle()
-        found = await over(daemon, peer, "r")
-        assert (found["state"], found["note"]) == ("failed", "group g of topic t was deleted")
+        result = await over(daemon, peer, "r")
+        assert (result["state"], result["note"]) == ("failed", "group g of topic t was deleted")
 
 
 async def test_a_reset_whose_plan_fails_names_the_reason(tmp_path: Path) -> None:
@@ -382,10 +382,10 @@ async def test_a_reset_whose_plan_fails_names_the_reason(tmp_path: Path) -> None
         (tmp_path / "history" / "_state" / f"{prefix}killed.plan").touch()
         await take(daemon, peer)
         await peer.do(T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
-        found = await over(daemon, peer, "r")
-        assert found["state"] == "failed"
-        assert "database or disk is full" in found["note"]
-        assert "reset_plan_bytes_max" in found["note"]
+        result = await over(daemon, peer, "r")
+        assert result["state"] == "failed"
+        assert "database or disk is full" in result["note"]
+        assert "reset_plan_bytes_max" in result["note"]
         _, _, code, message = (await preview(daemon, peer, "g", "first"))[:4]
         assert (code, "reset_plan_bytes_max" in message) == ("refused", True)
         assert not list((tmp_path / "history" / "_state").glob("*.plan"))

@@ -40,10 +40,10 @@ async def test_tasks_matching_a_filter_are_spread(daemon: InProcess) -> None:
     asked = {"tags": "crowd", "within_ms": MINUTE_MS}
     wanted = await tried(peer, "spread", **asked)
     assert (wanted["matched"], wanted["refused"]) == (122, {"in_flight": 1, "ready": 1})
-    found = await done(peer, "spread", **asked)
-    assert (found["matched"], found["changed"]) == (122, 120)
-    assert found["refused"] == {"in_flight": 1, "ready": 1}
-    assert found["arguments"] == {"within_ms": MINUTE_MS}
+    result = await done(peer, "spread", **asked)
+    assert (result["matched"], result["changed"]) == (122, 120)
+    assert result["refused"] == {"in_flight": 1, "ready": 1}
+    assert result["arguments"] == {"within_ms": MINUTE_MS}
     moved = await dues(peer, crowd)
     assert all(START_MS <= due_ms < START_MS + MINUTE_MS for due_ms in moved)
     assert heaviest(moved) <= 3, "of 120 that one tick had, over 60"
@@ -106,17 +106,17 @@ async def test_a_spread_resumes_after_a_restart_and_moves_each_task_once(
         ids = [await put(peer) for _ in range(60)]
         await peer.do(T.BULK_MAKE, "t", "spread", {"within_ms": MINUTE_MS, "id": "s"})
         for _ in range(TURNS_MAX):
-            found = await peer.do(T.BULK, "s", "show")
-            if found["changed"] >= 20:
+            result = await peer.do(T.BULK, "s", "show")
+            if result["changed"] >= 20:
                 break
             await asyncio.sleep(0)
-        assert found["state"] == "running" and 20 <= found["changed"] < 60
+        assert result["state"] == "running" and 20 <= result["changed"] < 60
         half = store.copy()
         first = (await dues(peer, ids))[:20]
     async with InProcess(tmp_path, store=half) as daemon:
         peer = daemon.connect()
-        found = await ended(peer, "s")
-        assert (found["looked_at"], found["changed"], found["refused"]) == (60, 60, {})
+        result = await ended(peer, "s")
+        assert (result["looked_at"], result["changed"], result["refused"]) == (60, 60, {})
         moved = await dues(peer, ids)
         assert moved[:20] == first, "what was moved before stays where it is"
         assert all(START_MS <= due_ms < START_MS + MINUTE_MS for due_ms in moved)

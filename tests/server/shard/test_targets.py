@@ -126,12 +126,12 @@ async def test_answers_and_logs_have_no_secrets(tmp_path: Path) -> None:
     async with InProcess(tmp_path, audit_file=str(log)) as daemon:
         daemon.shard.outbound = FakeSender()
         peer = daemon.connect()
-        said = {"secrets": (SECRET,)}
-        answers = [await peer.do(T.PUSH_SET, "t", "g", f"{URL}?code=quiet", said)]
+        fields = {"secrets": (SECRET,)}
+        answers = [await peer.do(T.PUSH_SET, "t", "g", f"{URL}?code=quiet", fields)]
         answers.append(await peer.do(T.FORWARD_SET, "t", "f", "redis://8.8.8.8/0?password=quiet",
                                      {"secret": "quiet word"}))  # fmt: skip
         answers.append(await peer.do(T.TARGET_LIST, None))
-        await peer.refused(T.PUSH_SET, "t", "g", "https://me:quiet@h/", said)
+        await peer.refused(T.PUSH_SET, "t", "g", "https://me:quiet@h/", fields)
         answers.append(daemon.daemon.log.lines)
     text = json.dumps(answers, default=str, ensure_ascii=False) + log.read_text()
     assert "quiet" not in text and SECRET not in text
@@ -213,8 +213,8 @@ def test_possible_secrets_in_urls_are_hidden(url: str, said: str) -> None:
 
 
 def test_networks_of_push_allow_are_checked() -> None:
-    found = Settings(push_allow="10.0.0.0/8, fd00::/8")
-    assert found.push_networks == ("10.0.0.0/8", "fd00::/8")
+    result = Settings(push_allow="10.0.0.0/8, fd00::/8")
+    assert result.push_networks == ("10.0.0.0/8", "fd00::/8")
     with pytest.raises(BadRequest, match="push_allow"):
         load(None, {"push_allow": "10.0.0.1/8"})
 

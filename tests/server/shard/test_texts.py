@@ -42,8 +42,8 @@ async def test_trace_and_encoding_are_stored_and_delivered(
         await rig.ask(T.ENQUEUE, FLOOR, tasks)
         shown = [(task[name], task["body"]) for task in await rig.tasks()]
         assert shown == [(text, b"x"), (None, b"x"), (None, b"x")]
-        found = await deliveries(rig, 3)
-        assert [item[3:] for item in found] == [(b"x", {name: text}), (b"x",), (b"x",)]
+        result = await deliveries(rig, 3)
+        assert [item[3:] for item in result] == [(b"x", {name: text}), (b"x",), (b"x",)]
 
 
 async def test_trace_works_with_every_other_option(tmp_path: Path) -> None:

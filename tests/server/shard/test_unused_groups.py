@@ -82,9 +82,9 @@ async def test_any_use_of_a_group_resets_its_unused_time(tmp_path: Path, how: st
         await look(daemon)
         daemon.pass_time(WEEK_MS - 1 if how.startswith("pulls") else WEEK_MS)
         await look(daemon)
-        found = await unused(peer)
-        assert found["g"] is None
-        assert found["other"] is not None
+        result = await unused(peer)
+        assert result["g"] is None
+        assert result["other"] is not None
 
 
 async def test_group_unused_end_s_ends_groups_with_their_tasks(tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ async def test_group_unused_end_s_ends_groups_with_their_tasks(tmp_path: Path) -
         (line,) = logged(daemon, "group_ended")
         assert "g of topic t: not used for 1209600 s (group_unused_end_s)" in line
         assert "it held 1 ready, 0 waiting, 0 dead" in line
-        found = (await peer.call(T.LOOKUP, answer[2][1]))[2]
-        assert [set(task["groups"]) for task in found] == [{"other"}, set()]
+        result = (await peer.call(T.LOOKUP, answer[2][1]))[2]
+        assert [set(task["groups"]) for task in result] == [{"other"}, set()]
         daemon.pass_time(2 * WEEK_MS)
         await look(daemon)
         assert set(await unused(peer)) == {"other"}, "still"

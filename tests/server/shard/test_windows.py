@@ -137,11 +137,11 @@ async def test_an_invalid_within_is_refused(
 ) -> None:
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
-        found = await rig.ask(T.ENQUEUE, FLOOR, [windowed(0, within)])
-        assert found[0] == code and words in found[1], found
+        answer = await rig.ask(T.ENQUEUE, FLOOR, [windowed(0, within)])
+        assert answer[0] == code and words in answer[1], answer
         assert await rig.tasks() == []
-        found = await rig.put(task={"within_ms": within})
-        assert found[0] == code and "task.within_ms" in found[1], found
+        answer = await rig.put(task={"within_ms": within})
+        assert answer[0] == code and "task.within_ms" in answer[1], answer
 
 
 async def test_a_refused_batch_frees_its_chosen_times(tmp_path: Path) -> None:
@@ -234,5 +234,5 @@ async def test_a_task_with_a_coalescing_rule_can_have_a_window(tmp_path: Path) -
         low_ms = NOW_MS + 60_000
         assert low_ms + 1_000 <= found["due_ms"] <= low_ms + 60_000
         assert (found["asked_ms"], found["within_ms"]) == (low_ms, 60_000)
-        said = [(word, due_ms) for (word, due_ms) in (*first[2]["outcomes"], *again[2]["outcomes"])]
-        assert said == [("stored", found["due_ms"]), ("kept", found["due_ms"])]
+        rows = [(word, due_ms) for (word, due_ms) in (*first[2]["outcomes"], *again[2]["outcomes"])]
+        assert rows == [("stored", found["due_ms"]), ("kept", found["due_ms"])]

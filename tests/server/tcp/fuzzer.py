@@ -242,8 +242,8 @@ class Fuzzer:
         return str(self.pick(NAMES))
 
     def group(self) -> str | None:
-        found: str | None = self.pick(GROUPS)
-        return found
+        result: str | None = self.pick(GROUPS)
+        return result
 
     def name(self) -> str:
         return self.pick(LETTERS) * int(self.pick((0, 1, 20, 254, 255)))

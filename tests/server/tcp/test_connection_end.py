@@ -39,13 +39,13 @@ async def test_an_abort_after_a_disconnect_has_no_effect() -> None:
     for gone in (False, True):
         peer = rig.stranger()
         await peer.hello()
-        found = _WithSocket(peer)
+        result = _WithSocket(peer)
         if gone:
             peer.connection.close()
-            found.sock.close()
+            result.sock.close()
         peer.connection.abort()
         assert peer.transport.aborted
-        found.sock.close()
+        result.sock.close()
     await rig.stop()
 
 
@@ -213,7 +213,7 @@ async def test_a_closed_connection_uses_no_memory(use: Any) -> None:
     with _without_collections():
         peer = await rig.peer()
         await use(peer)
-        found = weakref.ref(peer.connection)
+        result = weakref.ref(peer.connection)
         # A transport of the event loop lets go of its protocol when it has closed.
         transport: FakeTransport = peer.transport
         peer.lose()
@@ -221,5 +221,5 @@ async def test_a_closed_connection_uses_no_memory(use: Any) -> None:
         await rig.settle()
         rig.pass_time(60_000)
         await rig.settle()
-        assert found() is None
+        assert result() is None
     await rig.stop()

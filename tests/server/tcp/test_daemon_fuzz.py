@@ -187,13 +187,13 @@ def judge_all(daemon: Daemon, witness: Raw, cases: Sequence[tuple[T, Any, Way, A
                 with Raw(daemon.port) as raw:  # again, and alone
                     answers[index] = answers_to(raw, some[index : index + 1])[0]
         for (kind, _, way, value), answer in zip(some, answers, strict=True):
-            said = (kind, way, value, answer)
+            texts = (kind, way, value, answer)
             if answer is None:
-                assert kind in (*SILENT, *PATIENT), said
+                assert kind in (*SILENT, *PATIENT), texts
             elif answer[0] == T.ERROR:
-                assert answer[2] in BY_CODE and answer[2] != "internal" and answer[3], said
+                assert answer[2] in BY_CODE and answer[2] != "internal" and answer[3], texts
                 error = BY_CODE[answer[2]]
-                assert not error.closes_connection and answer[2] not in BUSY, said
+                assert not error.closes_connection and answer[2] not in BUSY, texts
     still_serves(daemon, witness)
 
 

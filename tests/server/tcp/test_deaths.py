@@ -84,8 +84,8 @@ def while_the_daemon_stops(rig: ShardRig, peer: Peer) -> None:
 async def test_a_broken_connection_counts_as_a_death(rig: ShardRig, end: End, told: str) -> None:
     peer = await rig.peer()
     await peer.enqueue(("t", b"x", 0))
-    found = await ended(rig, await consumer(rig, **WHO), end)
-    assert found == (f"{CONSUMER_DIED}: {told}", 0, 1)
+    result = await ended(rig, await consumer(rig, **WHO), end)
+    assert result == (f"{CONSUMER_DIED}: {told}", 0, 1)
     stats = (await peer.call(T.STATS))[2]
     assert (stats["deaths"], stats["topics"]["t"]["groups"]["g"]["deaths"]) == (1, 1)
 

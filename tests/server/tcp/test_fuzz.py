@@ -222,8 +222,8 @@ class Round:
 
 async def counted(daemon: InProcess) -> dict[tuple[int, str], str]:
     """Places of all (task, group) pairs, counted anew; STATS must say the same."""
-    found = daemon.recount()
-    places = Counter(found.values())
+    result = daemon.recount()
+    places = Counter(result.values())
     peer = daemon.connect()
     peer.feed(encode((T.PING, 2)))
     peer.feed(encode((T.STATS, 3)))
@@ -235,18 +235,18 @@ async def counted(daemon: InProcess) -> dict[tuple[int, str], str]:
     assert stats[2]["dead"] == sum(len(rows) for rows in daemon.store._dead.values())
     assert stats[2]["early"] == 0
     peer.lose()
-    return found
+    return result
 
 
 async def one_round(folder: Path, seed: int, frames: int) -> Round:
     print(f"FUZZ_SEED={seed}")  # noqa: T201  # to repeat it
     async with InProcess(folder, store=await second_epoch(), **SMALL) as daemon:
-        found = Round(daemon, seed)
-        await found.run(frames)
-        await found.end()
+        result = Round(daemon, seed)
+        await result.run(frames)
+        await result.end()
         places = await counted(daemon)
         if frames >= ROUND:
-            assert sum(n > 100 for n in found.attempts.values()) > 10, found.attempts
+            assert sum(n > 100 for n in result.attempts.values()) > 10, result.attempts
         assert not [line for line in daemon.log.lines if "Traceback" in line]
         kept, now_ms = daemon.store.copy(), daemon.sources.now_ms
     # What is stored can be read again, and nobody is owed less. (A group may be owed more: one
@@ -255,14 +255,14 @@ async def one_round(folder: Path, seed: int, frames: int) -> Round:
         await daemon.settle()
         again = await counted(daemon)
         assert places.keys() <= again.keys()
-    return found
+    return result
 
 
 @pytest.mark.parametrize("seed", SEEDS or [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_random_operations_keep_all_invariants(tmp_path: Path, seed: int) -> None:
-    found = await one_round(tmp_path, seed, ROUND)
-    answers = found.answers
-    assert found.worked > 0
+    result = await one_round(tmp_path, seed, ROUND)
+    answers = result.answers
+    assert result.worked > 0
     assert answers["ok"] > ROUND / 10, "too little of it is accepted"
     assert answers.keys() >= REFUSALS, "not every kind of mistake is made"
 
@@ -336,22 +336,22 @@ def walked(raw: Raw) -> Counter[str]:
 def agrees(daemon: Daemon) -> None:
     """STATS and a walk say the same; tried again while something happens in between. One count
     knows at once what is in a batch on its way, the other when that has landed."""
-    counted = said = Counter[str]()
+    counted = answer = Counter[str]()
     with Raw(daemon.port) as raw:
         for _ in range(200):
             before = raw.call(T.STATS)[2]
-            found = walked(raw)
+            result = walked(raw)
             after = raw.call(T.STATS)[2]
             assert after["early"] == 0
             if any(before[name] != after[name] for name in ("scheduled", *PLACES, "batches")):
                 continue
-            counted = Counter({name: found[name] for name in ("scheduled", *PLACES)})
-            said = Counter(
+            counted = Counter({name: result[name] for name in ("scheduled", *PLACES)})
+            answer = Counter(
                 {name: after[name] for name in PLACES} | {"scheduled": after["scheduled"]}
             )
-            if counted == said:
+            if counted == answer:
                 return
-    assert counted == said, "they differ for good"
+    assert counted == answer, "they differ for good"
     raise AssertionError("it never stands still")
 
 

@@ -78,13 +78,13 @@ def piece(kind: str, count: int = FRAMES) -> bytes:
 
 async def answered(peer: Peer, count: int) -> list[int]:
     """Wait for `count` answers and return their request numbers."""
-    found: list[int] = []
+    results: list[int] = []
     for _ in range(20_000):
-        found += [frame[1] for frame in peer.frames() if frame[0] in (T.OK, T.ERROR)]
-        if len(found) >= count:
-            return found
+        results += [frame[1] for frame in peer.frames() if frame[0] in (T.OK, T.ERROR)]
+        if len(results) >= count:
+            return results
         await asyncio.sleep(0)
-    raise AssertionError(f"{len(found)} of {count} answers")
+    raise AssertionError(f"{len(results)} of {count} answers")
 
 
 @pytest.mark.parametrize("kind", FLOODS)
@@ -104,8 +104,8 @@ async def test_a_large_read_is_handled_in_shares(
     assert (await other.enqueue(("far", b"", DAY_MS)))[0] == T.OK
     if kind != "pulls":
         for peer in peers:
-            found = await answered(peer, FRAMES // senders)
-            assert len(set(found)) == len(found) == FRAMES // senders, "each once"
+            result = await answered(peer, FRAMES // senders)
+            assert len(set(result)) == len(result) == FRAMES // senders, "each once"
     else:
         await rig.until(lambda: all(not peer.connection._frames for peer in peers))
     watching.cancel()

@@ -60,8 +60,8 @@ def without_id(answer: Any) -> Any:
 def make_bulk(stage: Stage) -> Any:
     stage.enqueue(properties={"n": 1})
     _, _, third = stage.enqueue(3, properties={"n": 3})
-    said = {"topic": stage.topic, "kind": "cancel", "where": "n >= 3", "rate": 1000.0}
-    yield said | {"id": stage.name("mine")}, {
+    fields = {"topic": stage.topic, "kind": "cancel", "where": "n >= 3", "rate": 1000.0}
+    yield fields | {"id": stage.name("mine")}, {
         "kind": "cancel", "topic": "t", "selection": {"where": "n >= 3"}, "rate": 1000.0,
     }  # fmt: skip
     stage.house.settle()
@@ -76,8 +76,8 @@ def make_bulk(stage: Stage) -> Any:
 def preview_bulk(stage: Stage) -> Any:
     stage.enqueue(properties={"n": 1})
     stage.enqueue(2, properties={"n": 3})
-    said = {"topic": stage.topic, "kind": "cancel", "where": "n >= 3"}
-    yield said, {"looked_at": 3, "matched": 2, "refused": {}, "examples": ["#1", "#2"]}
+    fields = {"topic": stage.topic, "kind": "cancel", "where": "n >= 3"}
+    yield fields, {"looked_at": 3, "matched": 2, "refused": {}, "examples": ["#1", "#2"]}
     assert len(stage.ask("list_tasks", topic=stage.topic)["tasks"]) == 3
 
 
@@ -115,8 +115,8 @@ def cancel_bulk(stage: Stage) -> Any:
        " [kind: ] [shift_ms: ] [id: ]")  # fmt: skip
 def move(stage: Stage) -> Any:
     [task] = stage.enqueue()
-    said = {"topic": stage.topic, "kind": "reschedule", "shift_ms": 5_000, "id": stage.name("a")}
-    yield said, {"kind": "reschedule", "arguments": {"shift_ms": 5_000}}
+    fields = {"topic": stage.topic, "kind": "reschedule", "shift_ms": 5_000, "id": stage.name("a")}
+    yield fields, {"kind": "reschedule", "arguments": {"shift_ms": 5_000}}
     stage.house.settle()
     [found] = stage.ask("look_up", ids=(task,))
     assert found["due_ms"] == NOW_MS + DAY_MS + 5_000
@@ -127,8 +127,8 @@ def move(stage: Stage) -> Any:
        " [kind: ] [within_ms: ] [id: ]")  # fmt: skip
 def spread(stage: Stage) -> Any:
     [task] = stage.enqueue()
-    said = {"topic": stage.topic, "kind": "spread", "within_ms": 3_600_000, "id": stage.name("a")}
-    yield said, {"kind": "spread", "arguments": {"within_ms": 3_600_000}}
+    fields = {"topic": stage.topic, "kind": "spread", "within_ms": 3_600_000, "id": stage.name("a")}
+    yield fields, {"kind": "spread", "arguments": {"within_ms": 3_600_000}}
     stage.house.settle()
     [found] = stage.ask("look_up", ids=(task,))
     assert 0 <= found["due_ms"] - NOW_MS - DAY_MS <= 3_600_000
@@ -142,8 +142,8 @@ def preview_spread(stage: Stage) -> Any:
     stage.enqueue(tag="eu")
     stage.enqueue(tag="eu", delay_ms=0)
     start_ms = NOW_MS + DAY_MS
-    said = {"topic": stage.topic, "kind": "spread", "tags": "eu", "start_ms": start_ms}
-    yield said | {"end_ms": start_ms + 3_600_000}, {"matched": 2, "refused": {"ready": 1}}
+    fields = {"topic": stage.topic, "kind": "spread", "tags": "eu", "start_ms": start_ms}
+    yield fields | {"end_ms": start_ms + 3_600_000}, {"matched": 2, "refused": {"ready": 1}}
 
 
 @scene("make_bulk", "run now", python=made, shows=without_id,
@@ -152,8 +152,8 @@ def preview_spread(stage: Stage) -> Any:
 def run_matching(stage: Stage) -> Any:
     [task] = stage.enqueue(tag="eu", key="k1")
     [other] = stage.enqueue(tag="eu", key="other")
-    said = {"topic": stage.topic, "kind": "run_now", "tags": "eu", "key_prefix": "k"}
-    yield said | {"id": stage.name("a")}, {"selection": {"tags": "eu", "key_prefix": "k"}}
+    fields = {"topic": stage.topic, "kind": "run_now", "tags": "eu", "key_prefix": "k"}
+    yield fields | {"id": stage.name("a")}, {"selection": {"tags": "eu", "key_prefix": "k"}}
     stage.house.settle()
     assert (stage.state(task), stage.state(other)) == ("ready", "scheduled")
 
@@ -163,8 +163,8 @@ def run_matching(stage: Stage) -> Any:
        " [kind: ] [where: ] [id: ]")  # fmt: skip
 def requeue(stage: Stage) -> Any:
     [task] = stage.bury()
-    said = {"topic": stage.topic, "kind": "requeue", "group": stage.group, "reason": "bad"}
-    yield said | {"where": "TRUE", "id": stage.name("a")}, {"kind": "requeue"}
+    fields = {"topic": stage.topic, "kind": "requeue", "group": stage.group, "reason": "bad"}
+    yield fields | {"where": "TRUE", "id": stage.name("a")}, {"kind": "requeue"}
     stage.house.settle()
     assert stage.state(task) == "ready"
 
@@ -174,8 +174,8 @@ def requeue(stage: Stage) -> Any:
        " [kind: ] [where: ] [id: ]")  # fmt: skip
 def delete(stage: Stage) -> Any:
     stage.bury(2)
-    said = {"topic": stage.topic, "kind": "delete", "where": "TRUE", "id": stage.name("a")}
-    yield said, {"kind": "delete"}
+    fields = {"topic": stage.topic, "kind": "delete", "where": "TRUE", "id": stage.name("a")}
+    yield fields, {"kind": "delete"}
     stage.house.settle()
     assert stage.ask("list_dead", topic=stage.topic)["dead"] == ()
 

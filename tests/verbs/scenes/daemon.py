@@ -109,8 +109,8 @@ def history_tasks(stage: Stage) -> Any:
 
 @scene("backup", cli="backup {name}")
 def backup(stage: Stage) -> Any:
-    said = {"name": stage.name("copy.db")}
-    yield said, {"path": lambda path: path.endswith("/copy.db")}
+    fields = {"name": stage.name("copy.db")}
+    yield fields, {"path": lambda path: path.endswith("/copy.db")}
 
 
 @refusal("backup", "bad_request")
@@ -140,10 +140,10 @@ def restoring(stage: Stage) -> Iterator[Values]:
 @scene("restore")
 def restore(stage: Stage) -> Any:
     stage.ask("backup", name=stage.name("copy.db"))
-    said = {"into": stage.name("new.db"), "backup": stage.name("copy.db"), "history": False}
-    found = {"state": "running", "into": "new.db", "backup": "copy.db", "dry_run": False}
+    fields = {"into": stage.name("new.db"), "backup": stage.name("copy.db"), "history": False}
+    result = {"state": "running", "into": "new.db", "backup": "copy.db", "dry_run": False}
     try:
-        yield said | {"id": next(RESTORE_IDS), "of_shards": 3}, found | {"of_shards": 3}
+        yield fields | {"id": next(RESTORE_IDS), "of_shards": 3}, result | {"of_shards": 3}
     finally:
         restores = stage.house.running.shard.restores
         stage.house.do(restores.cancel(restores.all()[0]))

@@ -9,8 +9,11 @@ from verbs.scene import Stage, Values, scene
 
 
 def items(values: Values) -> Any:
-    said = {name: value for name, value in values.items() if name != "pairs"}
-    return {"items": [{"id": str(one), "group": group} for one, group in values["pairs"]], **said}
+    by_name = {name: value for name, value in values.items() if name != "pairs"}
+    return {
+        "items": [{"id": str(one), "group": group} for one, group in values["pairs"]],
+        **by_name,
+    }
 
 
 @scene(
@@ -22,9 +25,9 @@ def items(values: Values) -> Any:
 def list_dead(stage: Stage) -> Any:
     stage.bury(2)
     one = {"group": "g", "topic": "t", "died_ms": NOW_MS, "attempt": 1, "reason": "bad"}
-    said = {"topic": stage.topic, "group": stage.group, "reason": "BAD", "since_ms": NOW_MS,
+    fields = {"topic": stage.topic, "group": stage.group, "reason": "BAD", "since_ms": NOW_MS,
             "until_ms": NOW_MS + 1}  # fmt: skip
-    yield said, {"dead": [one | {"id": "#0"}, one | {"id": "#1"}]}
+    yield fields, {"dead": [one | {"id": "#0"}, one | {"id": "#1"}]}
 
 
 @scene("requeue_dead", http="POST /v1/dead-letters/requeue", body=items,

@@ -49,10 +49,10 @@ def enqueue(stage: Stage) -> Any:
     means=ids_of,
 )
 def enqueue_columns(stage: Stage) -> Any:
-    said = {"topic": stage.topic, "bodies": [b"x", b"y"], "delay_ms": DAY_MS}
-    yield said, ["#0", "#1"]
-    found = stage.ask("list_tasks", topic=stage.topic)["tasks"]
-    assert [entry["body"] for entry in found] == [b"x", b"y"]
+    fields = {"topic": stage.topic, "bodies": [b"x", b"y"], "delay_ms": DAY_MS}
+    yield fields, ["#0", "#1"]
+    tasks = stage.ask("list_tasks", topic=stage.topic)["tasks"]
+    assert [entry["body"] for entry in tasks] == [b"x", b"y"]
 
 
 @scene(

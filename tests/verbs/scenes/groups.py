@@ -19,22 +19,22 @@ def held(**counts: int) -> dict[str, int]:
     " [rate: --rate {rate}] [tags: --tags {tags}]",
 )
 def create_group(stage: Stage) -> Any:
-    said = {"topic": stage.topic, "group": stage.group}
+    fields = {"topic": stage.topic, "group": stage.group}
     settings = {"rate": 5.0, "tags": "eu"}
-    yield said | {"since": "first"} | settings, {
+    yield fields | {"since": "first"} | settings, {
         "topic": "t", "group": "g", "created": True, "paused": False, **settings,
     }  # fmt: skip
-    again = stage.ask("create_group", **said)
+    again = stage.ask("create_group", **fields)
     assert not again["created"] and again["tags"] == "eu"
 
 
 @scene("configure", cli="groups set {topic} {group} --fair-by {fair_by} --limit-each {limit_each}")
 def configure(stage: Stage) -> Any:
     stage.make_group(tags="eu")
-    said = {"topic": stage.topic, "group": stage.group}
+    fields = {"topic": stage.topic, "group": stage.group}
     settings = {"fair_by": "key", "limit_each": 3}
-    yield said | settings, {"topic": "t", "group": "g", "tags": "eu", **settings}
-    taken_away = stage.ask("configure", **said, tags=None, fair_by=None)
+    yield fields | settings, {"topic": "t", "group": "g", "tags": "eu", **settings}
+    taken_away = stage.ask("configure", **fields, tags=None, fair_by=None)
     assert not taken_away.get("tags") and not taken_away.get("fair_by")
 
 
@@ -43,8 +43,8 @@ def delete_group(stage: Stage) -> Any:
     stage.make_group()
     stage.enqueue(2, delay_ms=0)
     stage.pull()
-    said = {"topic": stage.topic, "group": stage.group, "force": True}
-    yield said, held(ready=1, in_flight=1)
+    fields = {"topic": stage.topic, "group": stage.group, "force": True}
+    yield fields, held(ready=1, in_flight=1)
     assert stage.group not in stage.ask("stats")["topics"][stage.topic]["groups"]
 
 
@@ -64,9 +64,9 @@ def delete_topic(stage: Stage) -> Any:
 )
 def reset_group(stage: Stage) -> Any:
     stage.deliver()
-    said = {"topic": stage.topic, "group": stage.group, "to": "first", "rate": 50.0}
+    fields = {"topic": stage.topic, "group": stage.group, "to": "first", "rate": 50.0}
     arguments = {"group": "g", "from_ms": 0}
-    yield said | {"id": stage.name("again")}, {
+    yield fields | {"id": stage.name("again")}, {
         "id": "again", "kind": "reset", "topic": "t", "rate": 50.0, "arguments": arguments,
     }  # fmt: skip
 
@@ -74,8 +74,8 @@ def reset_group(stage: Stage) -> Any:
 @scene("preview_reset", cli="groups reset {topic} {group} --to {to} --dry-run")
 def preview_reset(stage: Stage) -> Any:
     stage.make_group()
-    said = {"topic": stage.topic, "group": stage.group, "to": "first"}
-    yield said, {"tasks": 0, "lost": 0, "until_ms": NOW_MS}
+    fields = {"topic": stage.topic, "group": stage.group, "to": "first"}
+    yield fields, {"tasks": 0, "lost": 0, "until_ms": NOW_MS}
 
 
 @scene("held_keys", cli="groups held {topic} {group}", shows=lambda answer: answer["keys"])
@@ -129,16 +129,16 @@ def one_key(stage: Stage, **said: Any) -> Values:
 
 @scene("pause_key", cli=f"groups pause-key {OF_KEY}")
 def pause_key(stage: Stage) -> Any:
-    said = one_key(stage, key="a")
-    yield said, {"paused": True, "changed": True, "since_ms": NOW_MS, "by": "token all"}
+    answer = one_key(stage, key="a")
+    yield answer, {"paused": True, "changed": True, "since_ms": NOW_MS, "by": "token all"}
     assert [stage.plain(delivery[0]) for delivery in stage.pull(2)] == ["#1"]
 
 
 @scene("resume_key", cli=f"groups resume-key {OF_KEY}")
 def resume_key(stage: Stage) -> Any:
-    said = one_key(stage, key="a")
-    stage.ask("pause_key", **said)
-    yield said, {"paused": False, "changed": True, "since_ms": NOW_MS, "by": "token stage"}
+    answer = one_key(stage, key="a")
+    stage.ask("pause_key", **answer)
+    yield answer, {"paused": False, "changed": True, "since_ms": NOW_MS, "by": "token stage"}
     assert len(stage.pull(2)) == 2
 
 
@@ -160,19 +160,19 @@ def pause_number(stage: Stage) -> Any:
 
 @scene("pause_key", "again", cli=f"groups pause-key {OF_KEY}")
 def pause_again(stage: Stage) -> Any:
-    said = one_key(stage, key="a")
-    stage.ask("pause_key", **said)
-    yield said, {"paused": True, "changed": False, "since_ms": NOW_MS, "by": "token stage"}
+    answer = one_key(stage, key="a")
+    stage.ask("pause_key", **answer)
+    yield answer, {"paused": True, "changed": False, "since_ms": NOW_MS, "by": "token stage"}
 
 
 @scene("held_keys", "the paused ones", python="paused_keys", gives=lambda answer: answer["paused"],
        cli="groups paused {topic} {group}", shows=lambda answer: answer["paused"])  # fmt: skip
 def paused_keys(stage: Stage) -> Any:
-    said = one_key(stage)
-    stage.ask("pause_key", **said, key="a")
-    stage.ask("pause_key", **said, value="y")
+    outcome = one_key(stage)
+    stage.ask("pause_key", **outcome, key="a")
+    stage.ask("pause_key", **outcome, value="y")
     one = {"since_ms": NOW_MS, "by": "token stage", "waiting": 1}
-    yield said, {
+    yield outcome, {
         "keys": [], "held": 0,
         "paused": [one | {"kind": "order", "value": "a"}, one | {"kind": "fair", "value": "y"}],
     }  # fmt: skip
@@ -180,9 +180,9 @@ def paused_keys(stage: Stage) -> Any:
 
 @scene("resume_key", "a value", cli=f"groups resume-key {OF_KEY}")
 def resume_value(stage: Stage) -> Any:
-    said = one_key(stage, value="y")
-    stage.ask("pause_key", **said)
-    yield said, {"paused": False, "changed": True}
+    answer = one_key(stage, value="y")
+    stage.ask("pause_key", **answer)
+    yield answer, {"paused": False, "changed": True}
     assert len(stage.pull(2)) == 2
 
 
@@ -211,22 +211,22 @@ FIXED = {"kind": "fixed", "delay_ms": 5_000, "retries": 2, "jitter": 0.0}
     " [retry: --retry fixed:delay=5s,retries=2,jitter=0]",
 )
 def create_group_with_all(stage: Stage) -> Any:
-    said = {"topic": stage.topic, "group": stage.group, "retry": FIXED, **EVERYTHING}
-    yield said | {"since": NOW_MS}, {"created": True, "retry": FIXED, **EVERYTHING}
+    fields = {"topic": stage.topic, "group": stage.group, "retry": FIXED, **EVERYTHING}
+    yield fields | {"since": NOW_MS}, {"created": True, "retry": FIXED, **EVERYTHING}
 
 
 @scene("create_group", "again", cli="groups create {topic} {group} [paused: --paused]")
 def create_group_again(stage: Stage) -> Any:
     stage.make_group(rate=5.0)
-    said = {"topic": stage.topic, "group": stage.group, "paused": True}
-    yield said, {"created": False, "paused": False, "rate": 5.0}
+    fields = {"topic": stage.topic, "group": stage.group, "paused": True}
+    yield fields, {"created": False, "paused": False, "rate": 5.0}
 
 
 @scene("configure", "all settings", cli="")
 def configure_all(stage: Stage) -> Any:
     stage.make_group()
-    said = {"topic": stage.topic, "group": stage.group, "retry": FIXED, **EVERYTHING}
-    yield said, {"retry": FIXED, **EVERYTHING}
+    fields = {"topic": stage.topic, "group": stage.group, "retry": FIXED, **EVERYTHING}
+    yield fields, {"retry": FIXED, **EVERYTHING}
 
 
 @scene(
@@ -238,10 +238,10 @@ def configure_all(stage: Stage) -> Any:
 def take_settings_away(stage: Stage) -> Any:
     stage.make_group(**EVERYTHING)
     names = EVERYTHING.keys() - {"rate", "burst", "paused"}
-    said = {"topic": stage.topic, "group": stage.group, **dict.fromkeys(names)}
+    fields = {"topic": stage.topic, "group": stage.group, **dict.fromkeys(names)}
     left = {"rate": 5.0, "tags": None, "where": None, "fair_by": None, "limit_each": None}
     default = {"order_retry_ms": 1_000, "order_attempts": 16, "order_failure": "hold"}
-    yield said, left | default | {"rate_each": None}
+    yield fields, left | default | {"rate_each": None}
 
 
 @scene("configure", "paused", python=lambda client, v: client.pause(v["topic"], v["group"]),
@@ -265,23 +265,23 @@ def resume(stage: Stage) -> Any:
 @scene("configure", "a rate", cli="rate {topic} {rate} --group {group} --burst {burst}")
 def rate(stage: Stage) -> Any:
     stage.make_group()
-    said = {"topic": stage.topic, "group": stage.group}
-    yield said | {"rate": 7.5, "burst": 3}, {"rate": 7.5, "burst": 3}
+    fields = {"topic": stage.topic, "group": stage.group}
+    yield fields | {"rate": 7.5, "burst": 3}, {"rate": 7.5, "burst": 3}
 
 
 @scene("configure", "no rate", cli="rate {topic} none --group {group} [rate: ] [burst: ]")
 def no_rate(stage: Stage) -> Any:
     stage.make_group(rate=7.5, burst=3)
-    said = {"topic": stage.topic, "group": stage.group}
-    yield said | {"rate": None, "burst": None}, {"rate": None, "burst": None}
+    fields = {"topic": stage.topic, "group": stage.group}
+    yield fields | {"rate": None, "burst": None}, {"rate": None, "burst": None}
 
 
 @scene("configure", "a policy by its name", cli="policy set {topic} {retry} --group {group}")
 def policy(stage: Stage) -> Any:
     stage.make_group()
-    said = {"topic": stage.topic, "group": stage.group, "retry": "rocketmq"}
-    yield said, {"retry": {"kind": "table", "name": "rocketmq"}}
-    assert not stage.ask("configure", **said | {"retry": None}).get("retry")
+    fields = {"topic": stage.topic, "group": stage.group, "retry": "rocketmq"}
+    yield fields, {"retry": {"kind": "table", "name": "rocketmq"}}
+    assert not stage.ask("configure", **fields | {"retry": None}).get("retry")
 
 
 @scene("configure", "no policy", cli="policy clear {topic} --group {group} [retry: ]")
@@ -342,15 +342,15 @@ def release_id(stage: Stage) -> Any:
        shows=result)  # fmt: skip
 def skip_none(stage: Stage) -> Any:
     stage.make_group()
-    said = {"topic": stage.topic, "group": stage.group, "key": "a"}
-    yield said, [[None, "not_held"]]
+    fields = {"topic": stage.topic, "group": stage.group, "key": "a"}
+    yield fields, [[None, "not_held"]]
 
 
 @scene("release_key", "several")
 def release_several(stage: Stage) -> Any:
     first, second = stage.hold("a", "b")
-    said = {"topic": stage.topic, "group": stage.group, "ids": (first, second, UNKNOWN)}
-    yield said, [["#0", "released"], ["#1", "released"], ["#2", "not_held"]]
+    fields = {"topic": stage.topic, "group": stage.group, "ids": (first, second, UNKNOWN)}
+    yield fields, [["#0", "released"], ["#1", "released"], ["#2", "not_held"]]
 
 
 # --- what is refused -----------------------------------------------------------------------------

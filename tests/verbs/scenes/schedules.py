@@ -25,13 +25,13 @@ def put(stage: Stage, word: str = "nightly", **more: Any) -> Values:
 )
 def put_schedule(stage: Stage) -> Any:
     task = {"key": "k", "properties": {"of": "test"}}
-    said = {"name": stage.name("nightly"), "topic": stage.topic, "body": b"go", "task": task,
+    fields = {"name": stage.name("nightly"), "topic": stage.topic, "body": b"go", "task": task,
             "every_ms": HOUR_MS}  # fmt: skip
-    yield said, {
+    yield fields, {
         "name": "nightly", "topic": "t", "body": "go", "task": task, "every_ms": HOUR_MS,
         "anchor_ms": NOW_MS, "next_ms": NOW_MS + HOUR_MS, "paused": False, "outcome": "created",
     }  # fmt: skip
-    again = stage.ask("put_schedule", **said)
+    again = stage.ask("put_schedule", **fields)
     assert again["outcome"] == "unchanged"
 
 
@@ -40,15 +40,15 @@ def list_schedules(stage: Stage) -> Any:
     put(stage)
     put(stage, "often")
     one = {"topic": "t", "runs": 0}
-    said = {"schedules": [one | {"name": "nightly"}, one | {"name": "often"}]}
-    yield {"limit": 1_000}, said
+    fields = {"schedules": [one | {"name": "nightly"}, one | {"name": "often"}]}
+    yield {"limit": 1_000}, fields
 
 
 @scene("show_schedule", cli="schedule show {name} --next {next}")
 def show_schedule(stage: Stage) -> Any:
-    said = put(stage) | {"next": 2}
+    answer = put(stage) | {"next": 2}
     planned_ms = [NOW_MS + HOUR_MS, NOW_MS + 2 * HOUR_MS]
-    yield said, {"name": "nightly", "planned_ms": planned_ms, "recent": []}
+    yield answer, {"name": "nightly", "planned_ms": planned_ms, "recent": []}
 
 
 @scene("show_schedule", "its next times", cli="schedule next {name} -n {next}",
@@ -65,44 +65,44 @@ def next_times(stage: Stage) -> Any:
 )
 def put_by_cron(stage: Stage) -> Any:
     when = {"cron": "0 9 * * *", "timezone": "Europe/Berlin"}
-    said = {"name": stage.name("nine"), "topic": stage.topic, **when}
-    yield said, {"outcome": "created", **when}
+    fields = {"name": stage.name("nine"), "topic": stage.topic, **when}
+    yield fields, {"outcome": "created", **when}
 
 
 @scene("put_schedule", "once more", python="put_schedule",
        cli="schedule put {name} --topic {topic} --every {every_ms}ms")  # fmt: skip
 def put_again(stage: Stage) -> Any:
-    said = put(stage)
-    yield said | {"topic": stage.topic, "every_ms": HOUR_MS}, {"outcome": "unchanged"}
+    answer = put(stage)
+    yield answer | {"topic": stage.topic, "every_ms": HOUR_MS}, {"outcome": "unchanged"}
 
 
 @scene("pause_schedule", cli="schedule pause {name}", shows=lambda answer: [
     answer | {"outcome": "paused"}
 ])  # fmt: skip
 def pause_schedule(stage: Stage) -> Any:
-    said = put(stage)
-    yield said, {"name": "nightly", "paused": True}
-    assert stage.ask("show_schedule", **said)["paused"]
+    outcome = put(stage)
+    yield outcome, {"name": "nightly", "paused": True}
+    assert stage.ask("show_schedule", **outcome)["paused"]
 
 
 @scene("resume_schedule", cli="schedule resume {name}", shows=lambda answer: [
     answer | {"outcome": "resumed"}
 ])  # fmt: skip
 def resume_schedule(stage: Stage) -> Any:
-    said = put(stage)
-    stage.ask("pause_schedule", **said)
-    yield said, {"name": "nightly", "paused": False}
-    assert not stage.ask("show_schedule", **said)["paused"]
+    outcome = put(stage)
+    stage.ask("pause_schedule", **outcome)
+    yield outcome, {"name": "nightly", "paused": False}
+    assert not stage.ask("show_schedule", **outcome)["paused"]
 
 
 @scene("run_schedule", python="run_schedule", gives=lambda ids: ids[0], cli="schedule run {name}")
 def run_schedule(stage: Stage) -> Any:
-    said = put(stage)
-    yield said, ["#0"]
-    [run] = stage.ask("show_schedule", **said)["recent"]
+    answer = put(stage)
+    yield answer, ["#0"]
+    [run] = stage.ask("show_schedule", **answer)["recent"]
     [task] = stage.ask("list_tasks", topic=stage.topic)["tasks"]
     assert (run["outcome"], run["id"]) == ("run", task["id"])
-    assert task["properties"]["tickwheel.schedule"] == said["name"]
+    assert task["properties"]["tickwheel.schedule"] == answer["name"]
 
 
 @scene(
@@ -112,9 +112,9 @@ def run_schedule(stage: Stage) -> Any:
     " [to_ms: --to 2027-01-15T03:00Z]",
 )
 def backfill_schedule(stage: Stage) -> Any:
-    said = put(stage, anchor_ms=0)
+    answer = put(stage, anchor_ms=0)
     first_ms = NOW_MS - NOW_MS % DAY_MS
-    yield said | {"from_ms": first_ms, "to_ms": first_ms + 3 * HOUR_MS}, ["#0", "#1", "#2"]
+    yield answer | {"from_ms": first_ms, "to_ms": first_ms + 3 * HOUR_MS}, ["#0", "#1", "#2"]
     assert len(stage.ask("list_tasks", topic=stage.topic)["tasks"]) == 3
 
 

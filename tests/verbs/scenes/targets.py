@@ -22,9 +22,9 @@ GOES = {"state": "sending", "sent": 3, "acked": 2, "failed": 1, "in_flight": 0}
 
 def pushed(stage: Stage) -> Values:
     """The names of a group that is pushed."""
-    said = {"topic": stage.topic, "group": stage.group}
-    stage.ask("set_push", **said, url=URL, secrets=(SECRET,))
-    return said
+    fields = {"topic": stage.topic, "group": stage.group}
+    stage.ask("set_push", **fields, url=URL, secrets=(SECRET,))
+    return fields
 
 
 @scene(
@@ -39,8 +39,8 @@ def set_push(stage: Stage) -> Any:
         "format": "cloudevents", "concurrency": 5, "request_timeout_ms": 2_000,
         "connect_timeout_ms": 1_000, "callback_lease_ms": 60_000,
     }  # fmt: skip
-    said = {"topic": stage.topic, "group": stage.group, "url": f"{URL}?code=1"}
-    yield said | {"secrets": (SECRET,)} | options, {
+    fields = {"topic": stage.topic, "group": stage.group, "url": f"{URL}?code=1"}
+    yield fields | {"secrets": (SECRET,)} | options, {
         "topic": "t", "group": "g", "kind": "push", "url": f"{URL}?code=…", "created": True,
         "since_ms": NOW_MS, "by": "token all", "secrets": 1, **options, **GOES,
     }  # fmt: skip
@@ -54,8 +54,8 @@ def set_push(stage: Stage) -> Any:
     " --batch {batch} --concurrency {concurrency}",
 )
 def set_forward(stage: Stage) -> Any:
-    said = {"topic": stage.topic, "group": stage.group, "url": BROKER, "secret": SECRET}
-    yield said | {"batch": 100, "concurrency": 2}, {
+    fields = {"topic": stage.topic, "group": stage.group, "url": BROKER, "secret": SECRET}
+    yield fields | {"batch": 100, "concurrency": 2}, {
         "topic": "t", "group": "g", "kind": "forward", "url": BROKER, "created": True,
         "since_ms": NOW_MS, "by": "token all", "secrets": 1, "batch": 100, "concurrency": 2, **GOES,
     }  # fmt: skip
@@ -103,9 +103,9 @@ def resend(stage: Stage) -> Any:
 
 def waiting(stage: Stage) -> str:
     """The token of a task that waits for a callback."""
-    said = {"topic": stage.topic, "group": stage.group}
+    fields = {"topic": stage.topic, "group": stage.group}
     [(task_id, epoch, attempt)] = stage.deliver()
-    stage.ask("set_push", **said, url=URL, secrets=(SECRET,), callback_lease_ms=60_000)
+    stage.ask("set_push", **fields, url=URL, secrets=(SECRET,), callback_lease_ms=60_000)
     return callback_token(Callback(stage.topic, stage.group, task_id, epoch, attempt), SECRET)
 
 

@@ -70,8 +70,8 @@ def reschedule(stage: Stage) -> Any:
 )
 def spread(stage: Stage) -> Any:
     [task] = stage.enqueue()
-    said = {"ids": (task,), "start_ms": AT_MS, "within_ms": 1}
-    yield said, [["#0", "scheduled", AT_MS]]
+    fields = {"ids": (task,), "start_ms": AT_MS, "within_ms": 1}
+    yield fields, [["#0", "scheduled", AT_MS]]
     [found] = stage.ask("look_up", ids=(task,))
     assert found["due_ms"] == AT_MS
 
@@ -135,8 +135,8 @@ def explain_key(stage: Stage) -> Any:
 def list_tasks(stage: Stage) -> Any:
     stage.enqueue(2, key="k", tag="eu", properties={"n": "1"})
     stage.enqueue(key="other")
-    said = {"topic": stage.topic, "state": "scheduled", "key": "k", "newest": True}
-    yield said, {"tasks": [{"id": "#1", "tag": "eu"}, {"id": "#0", "properties": {"n": "1"}}]}
+    fields = {"topic": stage.topic, "state": "scheduled", "key": "k", "newest": True}
+    yield fields, {"tasks": [{"id": "#1", "tag": "eu"}, {"id": "#0", "properties": {"n": "1"}}]}
 
 
 @scene(
@@ -146,9 +146,9 @@ def list_tasks(stage: Stage) -> Any:
 def peek(stage: Stage) -> Any:
     stage.enqueue(2, key="k", tag="eu", properties={"n": "1"})
     stage.enqueue(key="other")
-    said = {"topic": stage.topic, "key": "k", "newest": True}
+    fields = {"topic": stage.topic, "key": "k", "newest": True}
     yield (
-        said,
+        fields,
         {
             "tasks": [
                 {"id": "#1", "tag": "eu", "body": "1", "state": "scheduled"},
@@ -212,8 +212,8 @@ def spread_ready(stage: Stage) -> Any:
 @scene("spread", "to an end")
 def spread_to_an_end(stage: Stage) -> Any:
     ids = tuple(stage.enqueue(2))
-    said = {"ids": ids, "start_ms": AT_MS, "end_ms": AT_MS + 1}
-    yield said, [["#0", "scheduled", AT_MS], ["#1", "scheduled", AT_MS]]
+    fields = {"ids": ids, "start_ms": AT_MS, "end_ms": AT_MS + 1}
+    yield fields, [["#0", "scheduled", AT_MS], ["#1", "scheduled", AT_MS]]
 
 
 @scene("run_now", "what has ended", cli="run-now {ids[0]}")
@@ -317,15 +317,15 @@ def cancel_ended_key(stage: Stage) -> Any:
 def reschedule_key(stage: Stage) -> Any:
     stage.enqueue(2, key="k")
     due_ms = NOW_MS + HOUR_MS
-    said = {"topic": stage.topic, "key": "k", "delay_ms": HOUR_MS}
-    yield said, [["#0", "scheduled", due_ms], ["#1", "scheduled", due_ms]]
+    fields = {"topic": stage.topic, "key": "k", "delay_ms": HOUR_MS}
+    yield fields, [["#0", "scheduled", due_ms], ["#1", "scheduled", due_ms]]
 
 
 @scene("spread", "by key", cli=f"reschedule {OF_KEY} --spread {{within_ms}}ms")
 def spread_key(stage: Stage) -> Any:
     stage.enqueue(2, key="k", delay_ms=HOUR_MS)
-    said = {"topic": stage.topic, "key": "k", "within_ms": 1}
-    yield said, [["#0", "scheduled", AT_MS], ["#1", "scheduled", AT_MS]]
+    fields = {"topic": stage.topic, "key": "k", "within_ms": 1}
+    yield fields, [["#0", "scheduled", AT_MS], ["#1", "scheduled", AT_MS]]
 
 
 @scene("run_now", "by key", cli=f"run-now {OF_KEY}")
@@ -352,8 +352,8 @@ def look_up_key(stage: Stage) -> Any:
        " [newest: ] [until_ms: ]")  # fmt: skip
 def look_up_newest(stage: Stage) -> Any:
     stage.enqueue(2, key="k")
-    said = {"topic": stage.topic, "key": "k", "newest": True, "until_ms": NOW_MS}
-    yield said, [{"id": "#1", "key": "k", "state": "scheduled"}]
+    fields = {"topic": stage.topic, "key": "k", "newest": True, "until_ms": NOW_MS}
+    yield fields, [{"id": "#1", "key": "k", "state": "scheduled"}]
 
 
 # --- what is refused -----------------------------------------------------------------------------

@@ -67,9 +67,9 @@ def rollback_transaction(stage: Stage) -> Any:
 def list_transactions(stage: Stage) -> Any:
     stage.prepare("a")
     stage.prepare("b")
-    said = {"group": stage.name("payments"), "state": "open"}
+    fields = {"group": stage.name("payments"), "state": "open"}
     one = {"group": "payments", "state": "open", "tasks": 1, "began_ms": NOW_MS, "topics": ["t"]}
-    yield said, {"transactions": [one | {"id": "a"}, one | {"id": "b"}]}
+    yield fields, {"transactions": [one | {"id": "a"}, one | {"id": "b"}]}
 
 
 @scene("show_transaction", cli="transactions show {transaction}")
