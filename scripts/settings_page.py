@@ -33,11 +33,11 @@ store follow its URL: `sqlite:////var/lib/tickwheel/tasks.db?wal_bytes=67108864`
 of the frameworks refuse an unknown variable that begins with `TICKWHEEL_` (`there is no \
 environment variable TICKWHEEL_BACKUP_DAILY_HR; did you mean TICKWHEEL_BACKUP_DAILY_HOUR?`). \
 Variables of clients and of daemons may be mixed. Where the daemon is not installed, only names \
-similar to a client's are refused. An empty variable counts as unset. Two kinds of names are \
-ignored: those that scripts and images use (`TICKWHEEL_HOME`, `_DIR`, `_IMAGE`, `_ROOT`, `_TAG`, \
-`_USER`, `_VENV`, `_VERSION`), and those that Kubernetes makes for a Service whose name begins \
-with `tickwheel` (`TICKWHEEL_SERVICE_HOST`, `TICKWHEEL_PORT=tcp://…`, …), recognised by name and \
-value.
+similar to a client variable are refused. An empty variable counts as unset. Two kinds of names \
+are ignored: those that scripts and images use (`TICKWHEEL_HOME`, `_DIR`, `_IMAGE`, `_ROOT`, \
+`_TAG`, `_USER`, `_VENV`, `_VERSION`), and those that Kubernetes makes for a Service whose name \
+begins with `tickwheel` (`TICKWHEEL_SERVICE_HOST`, `TICKWHEEL_PORT=tcp://…`, …), recognised by \
+name and value.
 """
 NO_DEFAULT = {"node": "the host's name"}
 WIDTH = 96

@@ -99,7 +99,7 @@ IDLE_S: Final = 60.0
 CHECK_S: Final = 5.0
 """Seconds between searches for idle clients."""
 ANSWER_S: Final = 5.0
-"""Seconds that the HTTP server of a shard has to answer."""
+"""Maximum seconds to wait for the answer of a shard's HTTP server."""
 ANSWER_BYTES_MAX: Final = 64 * 1024
 NAME: Final = "http of all shards"
 USE_SHARDS: Final = "send the request to a shard; /v1/shards lists their addresses"
@@ -171,9 +171,9 @@ class AllShardsExchange(Exchange):
         self._work: dict[Answer, asyncio.Task[None]] = {}
         self._pulls = 0
         """Number of pulls that wait for a delivery."""
-        self._is_read = asyncio.Event()
-        """Set while the client of the stream reads it."""
-        self._is_read.set()
+        self._is_reading = asyncio.Event()
+        """Set while the client of the stream keeps reading."""
+        self._is_reading.set()
 
     def unanswered(self) -> Sequence[Answer]:
         return list(self._work)
@@ -305,20 +305,20 @@ class AllShardsExchange(Exchange):
                 for delivery in batch:
                     items = cast("Any", [_delivered_task(delivery)])
                     sink.deliver(delivery.epoch, delivery.delivered_ms, items)
-                    await self._is_read.wait()
+                    await self._is_reading.wait()
         except TickwheelError as error:
             if subscribed.done():
                 sink.ended(error.code, error.message)
             else:
                 subscribed.set_exception(error)
         finally:
-            await client.close(0)  # without GOODBYE, so the daemons end its leases soon
+            await client.close(0)  # without BYE, so the daemons end its leases soon
 
     def pause(self) -> None:
-        self._is_read.clear()
+        self._is_reading.clear()
 
     def resume(self) -> None:
-        self._is_read.set()
+        self._is_reading.set()
 
     # --- the work --------------------------------------------------------------------------------
 
@@ -457,7 +457,7 @@ class Gateway:
         )
         self._api = _Api(self, logins, observed)
         self._api.serve_with(partial(AllShardsExchange, self))
-        self._rest = Starlette(routes=pages(wait_ms_max=self._api.wait_ms_max))
+        self._pages = Starlette(routes=pages(wait_ms_max=self._api.wait_ms_max))
         self._idle_closer: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -473,7 +473,7 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_api = scope["path"].startswith(API_PREFIX)
-        await (self._api if is_api else self._rest)(scope, receive, send)
+        await (self._api if is_api else self._pages)(scope, receive, send)
 
     # --- principals ------------------------------------------------------------------------------
 
@@ -596,8 +596,8 @@ class Gateway:
 
 
 def urls_of(daemon: Settings) -> Sequence[str]:
-    """Return the URLs of a local daemon: its advertised address and, before it, its listening
-    address unless it uses TLS, because the certificate is valid only for the advertised name."""
+    """Return the URLs of a local daemon: its listening address, then its advertised address. With
+    TLS only the latter, because the certificate is valid only for the advertised name."""
     urls = [daemon.advertise or daemon.listen]
     if not daemon.speaks_tls("listen"):
         host, port = split_address(daemon.listen, "listen")

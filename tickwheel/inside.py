@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tickwheel import sync
 from tickwheel.client import Client
-from tickwheel.client.delivery import seen
+from tickwheel.client.delivery import mark_retrieved
 from tickwheel.client.wire import LinkedClient
 from tickwheel.errors import BadRequest, TickwheelError, module_needs_extra
 from tickwheel.persistence.contract import StoreBroken
@@ -236,7 +236,7 @@ class InProcessDaemon:
                 if task is self._starting:
                     task.cancel()
                 await asyncio.wait((task,))
-                seen(task)
+                mark_retrieved(task)
         daemon, self.daemon = self.daemon, None
         self.is_up.clear()
         if self._watching is not None:
@@ -248,7 +248,7 @@ class InProcessDaemon:
     async def connect_client(
         self, connection: Connection, address: Address, tls: ssl.SSLContext | None
     ) -> None:
-        """Connect a client to the daemon, which is started if necessary. See ``Client``."""
+        """Connect a client to the daemon, which is started if necessary; passed as ``open_to``."""
         await self.begin()
         await self.is_up.wait()
         assert self.daemon is not None, "the daemon is up"
@@ -298,7 +298,7 @@ class Embedded:
         """The task that reports a failure of the daemon to the client."""
 
     def _new_client(self) -> InsideClient:
-        """Return the client. Call this on the event loop of the daemon."""
+        """Return a new client. Call this on the event loop of the daemon."""
         self._inside = InProcessDaemon(self._settings)
         self._client = client = InsideClient(self._inside)
 

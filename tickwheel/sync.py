@@ -42,7 +42,7 @@ from tickwheel.client import Delivery as AsyncDelivery
 from tickwheel.client import Subscription as AsyncSubscription
 from tickwheel.client.checks import Check
 from tickwheel.client.connection import DEFAULT_URL
-from tickwheel.client.delivery import Delivered, seen
+from tickwheel.client.delivery import Delivered, mark_retrieved
 from tickwheel.client.encodings import Codec, body_of
 from tickwheel.client.link import descriptors, unreachable
 from tickwheel.client.subscription import settle_failed
@@ -217,7 +217,7 @@ class Runtime:
         after ``timeout_s``."""
         if self._connecting is None or self._connecting.done():
             self._connecting = self._loop.create_task(self._connect())
-            self._connecting.add_done_callback(seen)
+            self._connecting.add_done_callback(mark_retrieved)
         done, _ = await asyncio.wait((self._connecting,), timeout=timeout_s)
         if not done:
             assert timeout_s is not None and self._attempt is not None
@@ -299,12 +299,12 @@ def _mirror(
     needed = [p for p in parameters if p.default is p.empty]
     optional = {p.name for p in parameters if p.default is not p.empty}
     # Binding is slow. Arguments fit if all required ones are positional and all others keywords.
-    places = -1 if any(p.kind is p.KEYWORD_ONLY for p in needed) else len(needed)
+    positional_count = -1 if any(p.kind is p.KEYWORD_ONLY for p in needed) else len(needed)
     return_type = str(signature.return_annotation).removeprefix("Async")
 
     @functools.wraps(method)
     def verb(self: Any, /, *arguments: P.args, **options: P.kwargs) -> R:
-        if len(arguments) != places or not optional.issuperset(options):
+        if len(arguments) != positional_count or not optional.issuperset(options):
             try:
                 signature.bind(self, *arguments, **options)
             except TypeError as error:
@@ -426,7 +426,7 @@ def _pull(client: Client, *arguments: Any, **options: Any) -> list[Delivery]:
 # --- objects --------------------------------------------------------------------------------------
 
 
-class _Inner(Generic[T]):
+class _Wrapper(Generic[T]):
     """A wrapper of an object of the asynchronous client. Its verbs call that object."""
 
     __slots__ = ()
@@ -440,7 +440,7 @@ class _Inner(Generic[T]):
         return self._runtime.call(lambda _: method(self._inner, *arguments, **options))
 
 
-class Delivery(_Inner[AsyncDelivery], Delivered):
+class Delivery(_Wrapper[AsyncDelivery], Delivered):
     """One task, finished by ``ack`` or ``reject``, or returned by ``nack``, ``snooze`` or
     ``release``. Every verb returns when the settlement is durable."""
 
@@ -480,7 +480,7 @@ class Delivery(_Inner[AsyncDelivery], Delivered):
         self._runtime.submit(work)
 
 
-class Transaction(_Inner[AsyncTransaction]):
+class Transaction(_Wrapper[AsyncTransaction]):
     """``with client.transaction("payments") as tx: tx.enqueue(…)``; see
     ``tickwheel.Transaction``."""
 

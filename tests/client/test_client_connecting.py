@@ -20,7 +20,7 @@ from tickwheel import Client, Task, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.client.connection import Connection, connect
 from tickwheel.client.reconnector import Reconnector
-from tickwheel.client.search import Places
+from tickwheel.client.search import ShardAddresses
 from tickwheel.client.status import status_at
 from tickwheel.limits import HELLO_BYTES_MAX, Limits
 from tickwheel.protocol import Frame
@@ -338,7 +338,7 @@ async def test_a_lost_first_connection_is_retried(steps: int) -> None:
         options = daemon.client(send_timeout=30.0, connect_timeout=30.0)._options
         options.open_to = open_to
         kept = Reconnector(
-            options, Places(1, options.addresses, secure=False), 0, {"session": b"s" * 16},
+            options, ShardAddresses(1, options.addresses, secure=False), 0, {"session": b"s" * 16},
             deliver=lambda *_: None, ended=lambda *_: None, greeted=lambda _: end(steps),
         )  # fmt: skip
         await soon(kept.start())

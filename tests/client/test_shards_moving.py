@@ -17,7 +17,7 @@ from tickwheel import Client, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.client import search as module
 from tickwheel.client.connection import Address
-from tickwheel.client.search import Places
+from tickwheel.client.search import ShardAddresses
 from tickwheel.errors import TickwheelError
 from tickwheel.protocol import Frame
 
@@ -331,7 +331,7 @@ def address(host: str, port: int = 7356) -> tuple[str, int]:
 
 
 def test_a_shard_is_sought_at_its_own_address_first() -> None:
-    places = Places(4, [address("given", 7355)], secure=False)
+    places = ShardAddresses(4, [address("given", 7355)], secure=False)
     urls = [f"tcp://{host}:{7356 + n}" for n, host in enumerate("aabb")]
     places.learn({"shards": urls, "route_version": 3})
     assert places.around(1) == [
@@ -344,7 +344,7 @@ def test_a_shard_is_sought_at_its_own_address_first() -> None:
 
 
 def test_node_doors_are_asked_before_old_daemon_addresses() -> None:
-    places = Places(2, [address("given")], secure=False)
+    places = ShardAddresses(2, [address("given")], secure=False)
     doors = ["tcp://a:1", "tcp://b:1", "tls://c:1", None]
     places.learn({"shards": ["tcp://a:2", "tcp://a:3"], "route_version": 1, "doors": doors})
     assert places.around(0) == [("a", 2), address("given"), ("a", 1), ("b", 1), ("a", 3)]
@@ -353,7 +353,7 @@ def test_node_doors_are_asked_before_old_daemon_addresses() -> None:
 
 
 def test_an_older_route_does_not_replace_a_newer_one() -> None:
-    places = Places(2, [], secure=False)
+    places = ShardAddresses(2, [], secure=False)
     places.learn({"shards": ["tcp://a:1", "tcp://b:1"], "route_version": 5})
     places.learn({"shards": ["tcp://c:1", "tcp://d:1"], "route_version": 4})
     assert places.around(0)[0] == ("a", 1)
@@ -365,7 +365,7 @@ def test_an_older_route_does_not_replace_a_newer_one() -> None:
 
 
 def test_an_unnamed_shard_is_sought_at_its_last_address() -> None:
-    places = Places(2, [address("given")], secure=False)
+    places = ShardAddresses(2, [address("given")], secure=False)
     places.learn({"shards": ["", "tcp://b:1"]})
     assert places.around(0) == [address("given"), ("b", 1)]
     places.connected_at(0, ("x", 9))
@@ -374,7 +374,7 @@ def test_an_unnamed_shard_is_sought_at_its_last_address() -> None:
 
 
 def test_a_newer_route_clears_an_addresss_silence() -> None:
-    places = Places(2, [], secure=False)
+    places = ShardAddresses(2, [], secure=False)
     places.learn({"shards": ["tcp://a:1", "tcp://b:1"], "route_version": 5})
     places.silent_until_s = dict.fromkeys((("a", 1), ("c", 1)), 60.0)
     places.learn({"shards": ["tcp://a:1", "tcp://c:1"], "route_version": 5})
@@ -386,20 +386,20 @@ def test_a_newer_route_clears_an_addresss_silence() -> None:
 
 @pytest.mark.parametrize("url", ["tls://b:1", "http://b", "tcp://", 5])
 def test_an_invalid_address_in_a_route_is_skipped(url: Any) -> None:
-    places = Places(2, [address("given")], secure=False)
+    places = ShardAddresses(2, [address("given")], secure=False)
     places.learn({"shards": ["tcp://a:1", url]})
     assert places.around(1) == [address("given"), ("a", 1)]
 
 
 def test_a_search_asks_a_few_shards_on_different_hosts_first() -> None:
-    places = Places(64, [address("given")], secure=False)
+    places = ShardAddresses(64, [address("given")], secure=False)
     places.learn({"shards": [f"tcp://h{n % 4}:{1000 + n}" for n in range(64)]})
     result = places.around(63)
     assert len(result) == 2 + module.OTHERS_MAX
     assert {host for host, _ in result[2:6]} == {"h0", "h1", "h2", "h3"}
 
 
-class Around(Places):
+class Around(ShardAddresses):
     """Places of several shards whose lists stay."""
 
     def __init__(self, *hosts: str) -> None:
@@ -425,14 +425,14 @@ class Standbys:
         self.asked.append(address)
         raise self._error()
 
-    def search(self, places: Places, shard: int = 0) -> module.Finder:
+    def search(self, places: ShardAddresses, shard: int = 0) -> module.Finder:
         return module.Finder(places, shard, self.attempt, nobody_leads, 10.0)
 
 
 async def test_pauses_are_short_while_another_daemon_is_about_to_lead() -> None:
     """At first because of a hand-over; then until a lease has surely ended."""
     search = Standbys(lambda: module.Standby("standby", None)).search(
-        Places(1, [address("a")], secure=False)
+        ShardAddresses(1, [address("a")], secure=False)
     )
     search.at = address("a")
     search.ended(errors.NotActive(), silent=False, steady=True)
@@ -450,7 +450,7 @@ async def test_pauses_are_short_while_another_daemon_is_about_to_lead() -> None:
 
 async def test_the_takeover_pace_lasts_for_the_connect_timeout() -> None:
     search = Standbys(lambda: module.Standby("standby", None)).search(
-        Places(1, [address("a")], secure=False)
+        ShardAddresses(1, [address("a")], secure=False)
     )
     search.at = address("a")
     before_s = asyncio.get_running_loop().time()
@@ -462,10 +462,10 @@ async def test_the_takeover_pace_lasts_for_the_connect_timeout() -> None:
     assert search._takeover_until_s == 0.0, "not after one that ended at once"
 
 
-async def test_uninformed_daemons_are_asked_a_few_at_a_time(
+async def test_redirecting_daemons_are_asked_a_few_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "INFORMED_S", 0.0)
+    monkeypatch.setattr(module, "REDIRECTED_S", 0.0)
     daemons = Standbys(lambda: module.Elsewhere("elsewhere", None))
     search = daemons.search(Around("abcdefg"))
     await search._round()
@@ -480,7 +480,7 @@ async def test_connections_of_a_client_share_routes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An answer tells where all shards are, so two lost shards cost no more questions than one."""
-    monkeypatch.setattr(module, "INFORMED_S", 600.0)
+    monkeypatch.setattr(module, "REDIRECTED_S", 600.0)
     daemons = Standbys(lambda: module.Elsewhere("elsewhere", None))
     places = Around("abcde", "xbcde")
     first, second = daemons.search(places, 0), daemons.search(places, 1)
@@ -548,7 +548,7 @@ async def test_an_address_that_fails_slowly_is_tried_with_growing_pauses(
 ) -> None:
     monkeypatch.setattr(module, "APART_S", 0.001)
     daemons = Standbys(lambda: errors.Unreachable("far away"))
-    search = daemons.search(Places(1, [address("a")], secure=False))
+    search = daemons.search(ShardAddresses(1, [address("a")], secure=False))
     at_once = daemons.attempt
 
     async def slowly(address: Address, timeout_s: float) -> module.Greeted:
@@ -736,7 +736,7 @@ async def test_closing_a_client_ends_its_search(hasty: None) -> None:
         assert not [task for task in asyncio.all_tasks() if "_search_beside" in repr(task)]
 
 
-def beside(places: Places, attempt: Any) -> module.Finder:
+def beside(places: ShardAddresses, attempt: Any) -> module.Finder:
     return module.Finder(places, 0, attempt, nobody_leads, 10.0, beside=address("a"))
 
 

@@ -407,7 +407,7 @@ def test_a_group_is_reset_to_a_moment(console_on: Open, tmp_path: Any, topic: st
         assert (groups["g"]["ready"], groups["other"]["ready"]) == (3, 0)
         [task] = get(daemon, f"/v1/tasks?topic={topic}&limit=1")["tasks"]
         page = console.open(f"task/{task['id']}")
-        expect(page.locator(".facts").first).to_contain_text("Again, for")
+        expect(page.locator(".facts").first).to_contain_text("Replay of")
 
 
 def test_a_group_is_made_with_its_filter(console: Console, shop: Daemon, topic: str) -> None:

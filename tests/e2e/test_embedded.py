@@ -18,7 +18,7 @@ from support.daemon import Daemon
 from support.redis_server import RedisServer
 from support.waiting import comes, soon, until
 from tickwheel import BadRequest, Client, Retry, StoreBroken, TickwheelError, Worker, embedded
-from tickwheel.client.delivery import seen
+from tickwheel.client.delivery import mark_retrieved
 from tickwheel.inside import _Log
 from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.persistence.sqlite.store import SqliteStore
@@ -177,7 +177,7 @@ async def begin_wheel(store: str) -> None:
 async def begin_client(store: str) -> None:
     client = Client("tcp://127.0.0.1:1")  # nobody listens there
     early = client.enqueue_nowait("t", b"x")
-    early.add_done_callback(seen)
+    early.add_done_callback(mark_retrieved)
     async with client:
         pass
 

@@ -100,7 +100,7 @@ def test_the_command_line_names_the_right_that_is_missing(running: Daemon, path:
     cli.run("--token", token, "enqueue", "orders.eu", "x", "--delay", "1h")
     message = cli.fails(1, "--token", token, "enqueue", "mails", "x")
     assert message == (
-        "tickwheel: forbidden: token producer may not do this: it needs the right produce for"
+        "tickwheel: forbidden: token producer may not do this: the right produce is required for"
         " topic 'mails'\n"
     )
     assert "needs the right read" in cli.fails(1, "--token", token, "stats")

@@ -33,7 +33,14 @@ from tickwheel.history.segments import STATE
 from tickwheel.model.kinds import Effects
 from tickwheel.model.records import Outcome, TaskRow
 from tickwheel.persistence.contract import Evidence, Opened, StoreUnusable
-from tickwheel.persistence.identity import COPY, NEW, Beginning, EpochRecord, StoreIdentity, begin
+from tickwheel.persistence.identity import (
+    COPY,
+    NEW,
+    Beginning,
+    EpochRecord,
+    StoreIdentity,
+    next_epoch,
+)
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.sqlite.database import begin_anew, begin_branch, write_meta
 
@@ -288,7 +295,7 @@ def at(began: EpochRecord) -> Evidence:
     ],
 )
 def test_a_complete_store_continues(one: Evidence) -> None:
-    assert begin("s", HELD, [one]) == Beginning(4, (M1, M2, M3), "m3")
+    assert next_epoch("s", HELD, [one]) == Beginning(4, (M1, M2, M3), "m3")
 
 
 @pytest.mark.parametrize(
@@ -298,24 +305,25 @@ def test_a_complete_store_continues(one: Evidence) -> None:
 def test_an_older_store_needs_an_operators_decision(one: Evidence, branch: str) -> None:
     held = StoreIdentity(M3, "inc", (M1, M2), branch)
     with pytest.raises(StoreUnusable, match=r"^s is an older or another store: .*epoch 3 \(m3\)"):
-        begin("s", held, [one])
+        next_epoch("s", held, [one])
     permitted = StoreIdentity(M3, "inc", (M1, M2), NEW)
-    assert begin("s", permitted, [one]) == Beginning(max(4, one.epoch + 1), (), "m3", True, True)
+    epoch = max(4, one.epoch + 1)
+    assert next_epoch("s", permitted, [one]) == Beginning(epoch, (), "m3", True, True)
 
 
 def test_a_complete_copy_begins_a_new_branch() -> None:
     held = StoreIdentity(M3, "inc", (M1, M2), COPY)
-    assert begin("s", held, [at(M3), Evidence("h", 7)]) == Beginning(8, (), "m3", True)
+    assert next_epoch("s", held, [at(M3), Evidence("h", 7)]) == Beginning(8, (), "m3", True)
 
 
 @pytest.mark.parametrize("one", [at(M1), Evidence("the setting expect_store")])
 def test_an_emptied_store_is_refused(one: Evidence) -> None:
     with pytest.raises(StoreUnusable, match=r"^s is empty, but .*`tickwheel init --force`"):
-        begin("s", None, [one])
+        next_epoch("s", None, [one])
 
 
 def test_an_unmarked_history_only_reserves_epochs() -> None:
-    assert begin("s", None, [Evidence("h", 7)]) == Beginning(8)
+    assert next_epoch("s", None, [Evidence("h", 7)]) == Beginning(8)
 
 
 def test_torn_and_missing_notes_are_ignored(tmp_path: Path) -> None:

@@ -565,7 +565,7 @@ TOGETHER = (
     Bug(
         "requeued-though-its-ttl-is-over",
         "a dead letter whose time to live is over is requeued, and vanishes",
-        {"DeadLetters.is_over": (instead("now_ms >= end_ms", "False"),)},
+        {"DeadLetters.would_expire": (instead("now_ms >= end_ms", "False"),)},
         (
             "tests/engine/test_engine_failures.py::"
             "test_a_dead_letter_with_an_expired_ttl_is_not_requeued",
@@ -580,7 +580,7 @@ TOGETHER = (
     Bug(
         "restore-begins-too-late",
         "a restore passes over events since the backup that are about tasks in it",
-        {"history/read:Start.is_behind": (instead('event["time_ms"] < self.since_ms', "True"),)},
+        {"history/read:Start.is_backed_up": (instead('event["time_ms"] < self.since_ms', "True"),)},
         ("tests/history/test_restore.py::test_a_restore_begins_at_the_backup[3]",),
     ),
     Bug(
@@ -925,7 +925,7 @@ WHOLE = (
         "a-client-asks-the-old-daemon",
         "a shard is looked for where it was found last, and nowhere else",
         {
-            "Places.around": (
+            "ShardAddresses.around": (
                 preceded("_last", "if shard in self._last: return [self._last[shard]]"),
             ),
         },
@@ -1006,7 +1006,7 @@ WHOLE = (
     Bug(
         "a-database-that-was-given-up-is-checked",
         "the databases of before a reshard are said to be right, and those that count are not read",
-        {"check_not_given_up": (returning("None"),)},
+        {"check_not_moved": (returning("None"),)},
         (GIVEN_UP,),
         usual=True,
     ),

@@ -40,7 +40,7 @@ from tickwheel.outbound.push import (
     PushTarget,
     Request,
     Sent,
-    Spans,
+    TimeLimits,
     post,
     retry_after_s,
 )
@@ -449,7 +449,7 @@ async def http() -> AsyncIterator[Http]:
 
 async def posted(http: Http, port: int) -> Answer:
     request = Request(f"http://127.0.0.1:{port}/", "m", {}, b"x" * 1_000)
-    return await post(http, request, Signer([SECRET]), Spans(request_s=30.0))
+    return await post(http, request, Signer([SECRET]), TimeLimits(request_s=30.0))
 
 
 @pytest.mark.parametrize("how", ["closes", "resets", "begins"])
@@ -512,7 +512,7 @@ async def test_an_endless_answer_is_dropped(http: Http, endpoint: Endpoint, what
         others = 0
         while not all(flood.done() for flood in floods):
             request = Request(endpoint.url, "m", {}, b"x")
-            answer = await post(http, request, Signer([SECRET]), Spans(request_s=5.0))
+            answer = await post(http, request, Signer([SECRET]), TimeLimits(request_s=5.0))
             assert answer.status == 204, answer.error
             others += 1
         answers = [await flood for flood in floods]
@@ -743,7 +743,7 @@ async def test_forbidden_addresses_get_no_request(
     http = Http(guard)
     try:
         with checked(partial(guard.check, host)):
-            answer = await post(http, request, Signer([SECRET]), Spans())
+            answer = await post(http, request, Signer([SECRET]), TimeLimits())
     finally:
         await http.close()
     assert answer.status is None and said in str(answer.error)
@@ -760,7 +760,7 @@ async def test_proxies_and_cookies_are_not_used(
     try:
         for _ in range(2):
             request = Request(endpoint.url, "m", {}, b"")
-            answer = await post(http, request, Signer([SECRET]), Spans())
+            answer = await post(http, request, Signer([SECRET]), TimeLimits())
             assert answer.status == 204
     finally:
         await http.close()

@@ -99,7 +99,7 @@ def lose_the_table(settings: ReportSettings) -> None:
 
 def write_figures(settings: ReportSettings) -> None:
     """As a run begins to, and is killed in."""
-    state.forget_last(settings)
+    state.forget_report(settings)
 
 
 @pytest.mark.parametrize(

@@ -463,6 +463,6 @@ async def test_answers_of_audited_requests_count_towards_the_limit(
     [caller] = rig.shard.callers
     committer = rig.shard.committer
     committer._replies_bytes_max = committer._bytes_by_sink[caller.replies]
-    assert rig.operations.is_behind(caller) and not rig.shard.has_room(caller)
+    assert rig.operations.is_behind(caller) and not rig.shard.may_begin_command(caller)
     rig.store.go_on()
     await rig.until(lambda: not rig.operations.is_behind(caller))

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Final
 from tickwheel.api import tasks
 from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import (
+    GENERATED_NAME,
     ID,
     IDS,
     NAME,
-    OWN_NAME,
     Choice,
     Moment,
     Number,
@@ -25,7 +25,7 @@ from tickwheel.api.verb import Audit, Home, Method, Need, Of, Right, Routing, Un
 EXAMPLES_MAX: Final = 10
 TIME_MS_MAX: Final = 2**53 - 1
 RATE_OF_CHANGES: Final = Number("changes a second", 0.001, 1_000_000.0)
-SAME: Final = (
+BULK_ID_TEXT: Final = (
     "Your id for the bulk operation. Repeating the same request with this id has no further"
     " effect; a different request with it raises Conflict. By default a random id."
 )
@@ -102,7 +102,7 @@ class BulkFields(AnySelectionFields, AnyMoveFields):
 class NewBulk(BulkFields):
     """The request starts a bulk operation."""
 
-    id: Annotated[str | None, OWN_NAME, SAME] = None
+    id: Annotated[str | None, GENERATED_NAME, BULK_ID_TEXT] = None
 
 
 class BulkTrial(NewBulk):

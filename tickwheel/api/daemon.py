@@ -350,11 +350,11 @@ class Status(Answer):
     ] = None
     statuses: Annotated[
         Sequence[dict[str, Any]],
-        "Routing the HTTP API of all shards: the status of each shard, with ``shard``, ``url`` and"
+        "From the HTTP API of all shards: the status of each shard, with ``shard``, ``url`` and"
         " ``reachable``. If a shard is unreachable, its ``state`` is ``unreachable``, and ``error``"
-        " and ``message`` give the reason. The fields outside this list then describe all shards:"
-        " ``state`` is the worst state and ``detail`` names its shard; sizes and loaded tasks are"
-        " sums. The other fields describe the worst shard that answers, ``shard``.",
+        " and ``message`` give the reason. Outside this list, ``state`` is then the worst state,"
+        " ``detail`` names each shard that is not ready, and ``loaded`` and ``memory_bytes`` are"
+        " sums. Most other fields describe the worst shard that answers, ``shard``.",
     ] = ()
     http: Annotated[str | None, "The URL of its HTTP API."] = None
     pid: Annotated[int | None, "Its process id."] = None

@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final
 
-from tickwheel.api.bulk import RATE_OF_CHANGES, SAME, BulkInfo
+from tickwheel.api.bulk import BULK_ID_TEXT, RATE_OF_CHANGES, BulkInfo
 from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import (
     FLAG,
+    GENERATED_NAME,
     ID,
     IDS,
     KEY,
     NAME,
-    OWN_NAME,
     POLICY,
     PROPERTY,
     RULE,
@@ -210,7 +210,7 @@ class Reset(ResetTrial):
     rate: Annotated[
         float | None, RATE_OF_CHANGES, "Maximum tasks per second; unlimited by default."
     ] = None
-    id: Annotated[str | None, OWN_NAME, SAME] = None
+    id: Annotated[str | None, GENERATED_NAME, BULK_ID_TEXT] = None
 
 
 class KeysPage(OfGroupOrDefault):
@@ -469,7 +469,7 @@ class Replay(Answer):
     """The progress of the search for earlier tasks that a group must receive."""
 
     looked_at: Annotated[int, "How many tasks have been examined."]
-    given: Annotated[int, "How many of them were delivered to the group."]
+    given: Annotated[int, "How many of them became due tasks of the group."]
     share: Annotated[
         float | None, "The share that has been examined, 0 to 1; None if it is unknown."
     ]

@@ -114,10 +114,10 @@ class FieldKind:
     measure = ""
     """A sentence that names the unit of a number."""
     has_limits = False
-    """Whether ``bounds`` are limits that the description of a field does not name."""
+    """Whether ``described`` appends ``bounds``, because descriptions do not state them."""
     is_logged = True
     """Whether the audit log can show the value."""
-    none_takes_away = True
+    none_removes = True
     """Whether None removes a setting of this kind."""
 
     def check(self, value: Any, field: str, limits: Limits) -> Any:
@@ -200,7 +200,7 @@ class Tag(Text):
     def check(self, value: Any, field: str, limits: Limits) -> str:
         tag = super().check(value, field, limits)
         if not tag or tag == "*" or "||" in tag or tag != tag.strip():
-            wrong(field, "a tag: not empty, not *, without ||, without outer blanks", value)
+            wrong(field, "a tag: not empty, not *, without ||, without blanks around it", value)
         return tag
 
     of_task = check
@@ -276,7 +276,7 @@ class Encoding(FieldKind):
         return {"pattern": ENCODING_PATTERN, "maxLength": ENCODING_LENGTH_MAX}
 
 
-class OwnName(Name):
+class GeneratedName(Name):
     """A name that the client generates if its caller passes none, so that a resend has the same
     name."""
 
@@ -313,7 +313,7 @@ class Flag(FieldKind):
     """True or false."""
 
     word, python, json = "bool", "bool", bool
-    none_takes_away = False
+    none_removes = False
 
     def check(self, value: Any, field: str, limits: Limits) -> bool:
         if type(value) is not bool:
@@ -372,7 +372,7 @@ class Moment(Whole):
 
 
 class Span(Whole):
-    """Milliseconds; in Python seconds, a timedelta or text."""
+    """Milliseconds. In Python: seconds, a timedelta or text."""
 
     python, unit = "Duration", "_ms"
     measure = "In milliseconds."
@@ -395,7 +395,7 @@ class Window(Span):
 
 
 class Shift(Span):
-    """Milliseconds, possibly negative; in Python seconds, a timedelta or text."""
+    """Milliseconds, possibly negative. In Python: seconds, a timedelta or text."""
 
     def __init__(self) -> None:
         super().__init__(INTEGER_MIN)
@@ -474,7 +474,7 @@ class Ids(FieldKind):
         return {"minItems": 1, "maxItems": Limits().ids_per_frame_max}
 
 
-class Letters(FieldKind):
+class DeadLetterPairs(FieldKind):
     """Dead letters, each (id, group)."""
 
     word, python = "array of [id, group]", "Iterable[tuple[int, str]]"
@@ -490,17 +490,17 @@ class Letters(FieldKind):
         return letters
 
     def of_python(self, value: Any, field: str) -> list[tuple[int, str]]:
-        return [self._letter(letter) for letter in value]
+        return [self._pair(letter) for letter in value]
 
     @staticmethod
-    def _letter(value: Any) -> tuple[int, str]:
+    def _pair(value: Any) -> tuple[int, str]:
         if not isinstance(value, (tuple, list)) or len(value) != 2 or not isinstance(value[1], str):
             raise BadRequest(f"a dead letter must be (id, group), not {shown(value)}")
         return _task_id(value[0]), value[1]
 
 
 class Body(FieldKind):
-    """The bytes of a task; in JSON text, or base64 if they are not UTF-8."""
+    """The bytes of a task. In JSON they are text, or base64 if they are not UTF-8."""
 
     word, python, json = "bin", "bytes", bytes
     is_logged = False
@@ -603,8 +603,8 @@ def _task_id(value: Any) -> int:
 
 
 ANY, NAME, FLAG, ID = FieldKind(), Name(), Flag(), Id()
-IDS, LETTERS, BODY = Ids(), Letters(), Body()
-OWN_NAME = OwnName()
+IDS, DEAD_LETTERS, BODY = Ids(), DeadLetterPairs(), Body()
+GENERATED_NAME = GeneratedName()
 PROPERTIES, POLICY, RULE, TEXT, KEY = Properties(), Policy(), Rule(), Text(), Text("key_length_max")
 PROPERTY, TAG = PropertyValue(), Tag("key_length_max")
 TRACEPARENT, ENCODING = Traceparent(), Encoding()

@@ -2,7 +2,7 @@
 retries, and ``IfPending``, the rule for a task whose key is pending.
 
 Both can be converted to the wire format; only the daemon applies them. Unlike the daemon's
-``RetryPolicy``, a ``Retry`` can leave numbers to the daemon. Both have the same limits. Invariant:
+``RetryPolicy``, a ``Retry`` can leave numbers to the daemon. Its limits are the same. Invariant:
 every ``Retry`` can be sent, because its factory has checked it.
 """
 

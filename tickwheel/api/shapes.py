@@ -258,7 +258,7 @@ class Request(Shape):
             value = keywords[field.python]
             may_be_none = field.may_be_none
             if cls.none_is_sent:
-                may_be_none = may_be_none and field.kind.none_takes_away
+                may_be_none = may_be_none and field.kind.none_removes
             if value is not None or not may_be_none:
                 values[field.name] = field.kind.of_python(value, field.python)
             elif cls.none_is_sent:

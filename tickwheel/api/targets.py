@@ -106,7 +106,7 @@ class Secrets(FieldKind):
 
     word, python, json = "array of str", "Iterable[str]", list[str]
     is_logged = False
-    none_takes_away = False
+    none_removes = False
 
     def check(self, value: Any, field: str, limits: Limits) -> Sequence[str]:
         secrets = array(tuple(value) if type(value) is list else value, field, SECRETS_MAX)

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Final, NamedTuple, Self
 from tickwheel.api.frames import SESSION_BYTES, FrameType
 from tickwheel.api.kinds import (
     BODY,
+    DEAD_LETTERS,
     ENCODING,
     FLAG,
     ID,
     IDS,
     KEY,
-    LETTERS,
     NAME,
     POLICY,
     PROPERTIES,
@@ -320,7 +320,7 @@ class TaskToExplain(Request):
 
     @property
     def ids(self) -> tuple[int, ...] | None:
-        """Return the id, if it is set, as a tuple, or None."""
+        """The id as a tuple, or None if it is not set."""
         return None if self.id is None else (self.id,)
 
     def check_together(self) -> None:
@@ -352,7 +352,8 @@ class MoveFields(Moving):
         values = {name: ms for name, ms in self.values(MoveFields).items() if ms is not None}
         if len(values) != 1:
             names = ", ".join(field.name for field in MoveFields.fields())
-            raise BadRequest(f"reschedule must have exactly one of {names}")
+            wire = f"(on the wire: {names})"
+            raise BadRequest(f"reschedule must have exactly one of delay, at and shift {wire}")
         return values
 
     def due_at_ms(self, now_ms: int) -> int | None:
@@ -643,9 +644,9 @@ VERBS: Final = (
          FrameType.RESCHEDULE, audit=Audit.ALWAYS, changes=True, bulk="reschedule",
          methods=(Method("reschedule"),), routing=Routing.IDS),
     Verb("spread", Spread, list[TaskOutcome], _CHANGE, "Spread tasks over a due window",
-         "Give scheduled tasks a due window: each task moves to one of its emptiest ticks, which"
-         " becomes its due time. A task that is not scheduled does not move, and its state is the"
-         " status.",
+         "Give scheduled tasks a due window: each task moves to one of the window's emptiest ticks,"
+         " which becomes its due time. A task that is not scheduled does not move, and its state is"
+         " the status.",
          FrameType.SPREAD, path="POST /v1/spreads", tag=_TAG, errors=("due_too_far",),
          audit=Audit.ALWAYS, changes=True, bulk="spread", methods=(Method("spread"),),
          routing=Routing.IDS),
@@ -716,7 +717,7 @@ class DeadPage(Request):
 class Letters(Request):
     """The request names dead letters."""
 
-    pairs: Annotated[Any, LETTERS, "Dead letters, each as (id, group)."]
+    pairs: Annotated[Any, DEAD_LETTERS, "Dead letters, each as (id, group)."]
 
 
 class Requeue(RequeueFields, Letters):

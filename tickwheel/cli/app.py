@@ -48,7 +48,7 @@ OTHER_WORDS = {
 
 
 class _Root(TyperGroup):
-    """The first word of a command line. For another product's word it suggests the command here."""
+    """The top-level commands. For another product's command it suggests the one of this program."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         word = args[0] if args else ""

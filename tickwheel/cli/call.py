@@ -210,7 +210,7 @@ def _named(parameter: inspect.Parameter) -> inspect.Parameter:
     keyword no underscore."""
     value_type, info, *_ = get_args(parameter.annotation)
     needs_name = value_type is bool or parameter.name.endswith("_")
-    # With a type, typer keeps the first name as the default.
+    # In ``Annotated``, typer keeps an option's first name in ``default``.
     if not isinstance(info, OptionInfo) or isinstance(info.default, str) or not needs_name:
         return parameter
     info = copy.copy(info)

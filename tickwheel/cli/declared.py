@@ -93,7 +93,7 @@ def listed(
     method: str = "",
 ) -> Command:
     """Return the command that lists what a verb finds: all of its pages, or its only answer.
-    ``nothing`` can name arguments; ``method`` is the client's, by default the first one."""
+    ``nothing`` can name arguments; ``method`` is the client's method, by default the verb's."""
     verb = VERBS[name]
     method = method or verb.methods[0].name
     options = _fields_of(verb)
@@ -160,8 +160,8 @@ def _arguments(verb: Verb) -> list[str]:
 
 
 def _fields_of(verb: Verb) -> dict[str, Field]:
-    """Return the fields of a request by their parameters: those of a block last, and without the
-    place of a page."""
+    """Return the fields of a request by their parameters: those of a block last, and without
+    ``after``, which the client sets for each page."""
     own = [f for f in verb.request_type.fields() if not (verb.pages and f.name == "after")]
     blocks = [field.kind.block for field in own if isinstance(field.kind, Block)]
     fields = [f for f in own if not isinstance(f.kind, Block)]
@@ -175,10 +175,11 @@ def _request(verb: Verb, fields: Mapping[str, Field], values: Mapping[str, Any])
         for name, value in values.items()
         if value is not None and not (value is False and isinstance(fields[name].kind, kinds.Flag))
     }
-    ways = [name for name, field in fields.items() if field.name in verb.request_type.one_of]
-    if ways and len(given.keys() & set(ways)) != 1:
+    one_of = verb.request_type.one_of
+    alternatives = [name for name, field in fields.items() if field.name in one_of]
+    if alternatives and len(given.keys() & set(alternatives)) != 1:
         arguments = _arguments(verb)
-        names = (name.upper() if name in arguments else f"--{name}" for name in ways)
+        names = (name.upper() if name in arguments else f"--{name}" for name in alternatives)
         raise BadRequest(f"give exactly one of {', '.join(names)}")
     return {
         name if name == "task_id" else fields[name].python: _value(fields[name], value)

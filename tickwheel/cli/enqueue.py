@@ -140,7 +140,7 @@ async def enqueue(
 
 
 def read_stdin(bytes_max: int) -> bytes:
-    """Read all of stdin. Raise LimitExceeded, without reading on, and OSError."""
+    """Read all of stdin. Raise LimitExceeded without reading the rest, or OSError."""
     data = sys.stdin.buffer.read(bytes_max + 1)
     if len(data) > bytes_max:
         raise LimitExceeded(
@@ -187,7 +187,7 @@ def _opened(source: Path) -> Iterator[BinaryIO]:
 
 
 def _check_first(lines: BinaryIO, defaults: Defaults, read: ReadTasks) -> int | None:
-    """Check all lines of a regular file before any is sent. Return its bytes; None for a pipe."""
+    """Check all lines of a regular file before any is sent. Return its size; None for a pipe."""
     try:
         status = os.fstat(lines.fileno())
     except (OSError, io.UnsupportedOperation):
@@ -592,8 +592,8 @@ def _show_transaction(call: Call, request: Mapping[str, Any], transaction: Trans
 
 
 def _due_text(half: HalfTask) -> str:
-    late = half.due_ms is None
-    return f"{half.delay_ms} ms after the commit" if late else format_time(half.due_ms)
+    is_relative = half.due_ms is None
+    return f"{half.delay_ms} ms after the commit" if is_relative else format_time(half.due_ms)
 
 
 def _or_nothing(text: str | None) -> str:
@@ -629,7 +629,7 @@ def transaction_fields(transaction: TransactionInfo) -> dict[str, Any]:
 
 list_transactions = listed(
     "list_transactions",
-    "List undecided transactions. A parked transaction needs your decision, because its producers"
-    " were asked often enough.",
+    "List undecided transactions. A parked transaction needs your decision, because its checks have"
+    " ended without an answer.",
     COLUMNS, transaction_fields, "no matching transactions", SPARE,
 )  # fmt: skip

@@ -360,7 +360,7 @@ async def set_pending(
 
 
 async def clear_pending(call: Call, topic: TopicArgument) -> None:
-    """Remove a topic's rule: every task with a pending key is stored again."""
+    """Remove a topic's rule: tasks with a pending key are then stored like any others."""
     await _configure(call, topic, if_pending=None)
 
 
@@ -436,7 +436,7 @@ async def reset_group(
     yes: YesOption = False,
     wait: Annotated[bool, flag("Wait for the end, and show progress.")] = False,
 ) -> int:
-    """Deliver to a group again the tasks due since a time that it has finished or missed.
+    """Deliver tasks due since a time to a group again, if it has finished or missed them.
 
     Each task is delivered as a new task that refers to the old one. Other groups are not affected.
     """

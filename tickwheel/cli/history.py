@@ -508,11 +508,11 @@ def _report_facts(report: Report) -> dict[str, str | int]:
 def _report_remarks(report: Report) -> list[str]:
     remarks = [f"the history has gaps: {gap}" for gap in report.gaps]
     if report.history and not report.clean_stop:
-        spool = "" if report.tail_ms is None else (
+        tail = "" if report.tail_ms is None else (
             f"; the daemon ran for at least another {format_duration(report.tail_ms / 1000)}"
         )  # fmt: skip
         remarks.append(
-            f"the daemon did not stop cleanly: everything after the newest event is lost{spool}"
+            f"the daemon did not stop cleanly: everything after the newest event is lost{tail}"
         )
     if not report.history:
         remarks.append("without a history the store is in the state of the backup")
@@ -775,9 +775,11 @@ def show_report(output: Output, summary: Summary, settings: ReportSettings, took
     output.line("")
     output.line(f"{new:,} new events, {total:,} in all, {format_duration(took_s)}: {summary.page}")
     if summary.synthetic:
-        output.remark("synthetic data: no figure here was measured")
-    for place in summary.left_out:
-        output.remark(left_out_remark(place))
+        output.remark(
+            f"synthetic data: {summary.synthetic:,} of {total:,} events were not measured"
+        )
+    for folder in summary.left_out:
+        output.remark(left_out_remark(folder))
     for row in summary.quarantine:
         output.remark(f"quarantine: {row['lines']:,} lines {row['reason']}")
     if summary.stuck:

@@ -254,7 +254,7 @@ def coming(help_: str, *names: str, **more: Any) -> Any:
 
 
 CHOICES_LENGTH_MAX = 36
-"""Maximum characters of words in the place of a value."""
+"""Maximum characters of words as a placeholder; longer lists of words go into the help."""
 
 
 def one_of(words: tuple[str, ...], help_: str, metavar: str = "", **more: Any) -> Any:
@@ -286,7 +286,7 @@ COMPLETIONS = {"topic": complete_topics, "group": complete_groups}
 REMOVED_BY_0 = ("limit_each", "rate_each")
 """Settings that 0 removes."""
 BOUND_MAX = 2**53 - 1
-"""The help does not show a bound from here on."""
+"""The help shows only upper bounds below this."""
 _FIELD_NAMES = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
 
 
@@ -374,7 +374,7 @@ GroupArgument = Annotated[str, argument("GROUP", "The group's name.")]
 MaybeGroup = Annotated[
     str | None,
     option(
-        "A group of it. Default: the topic.", "GROUP", "--group", autocompletion=complete_groups
+        "A group of TOPIC. Default: the topic.", "GROUP", "--group", autocompletion=complete_groups
     ),
 ]
 TopicOption = Annotated[str | None, option("Only this topic.", autocompletion=complete_topics)]
@@ -535,7 +535,7 @@ class DeadBulkOptions(SelectionOptions, total=False):
 
 
 class TaskBulkOptions(DeadBulkOptions, total=False):
-    """The options of a command on named tasks, which others make a bulk operation."""
+    """The options of a command on tasks by ids or key, or by selection, as a bulk operation."""
 
     ids: MaybeIds
     topic: Annotated[

@@ -104,7 +104,7 @@ def ago(at_ms: int | None) -> str:
 
 
 def trouble_lines(overview: Map, most: int | None = None) -> list[str]:
-    """Return at most ``most`` lines with the current troubles, the worst first."""
+    """Return lines with the ``most`` worst current troubles, and one that counts the others."""
     lines = [f"{row['level']}: {printable(row['text'])}" for row in overview["troubles"]]
     shown = lines[:most]
     left_out = len(lines) - len(shown) + overview["troubles_left_out"]
@@ -639,16 +639,15 @@ def count_columns(*names: str) -> list[Column[Any]]:
     return [column(head(name), name, format_count) for name in names]
 
 
-def age(oldest_ms: Any) -> str:
-    """Format the time that the oldest ready task has waited; a dash without one."""
-    return format_duration(oldest_ms / 1000) if isinstance(oldest_ms, int) and oldest_ms else "-"
+def age(elapsed_ms: Any) -> str:
+    """Format the time that a task has waited, or that a group is unused; a dash for None or 0."""
+    return format_duration(elapsed_ms / 1000) if isinstance(elapsed_ms, int) and elapsed_ms else "-"
 
 
 OLDEST = Column[Map]("oldest", lambda row: age(row.get("oldest_ready_ms")), right=True)
 
 
-# --- stored bodies: unpacked, if this process has the keys
-# -----------------------------------------
+# --- stored bodies, unpacked if this process has the keys ----------------------------------------
 
 
 @lru_cache(2)
@@ -660,8 +659,8 @@ def _codec(keys_file: str | None, bytes_max: int) -> Codec:
 def unpacked(
     topic: str, body: bytes, encoding: str | None, *, whole: bool = False
 ) -> tuple[bytes, str | None, str]:
-    """Return a body unpacked as far as possible, its encoding then, and why it stopped. ``whole``:
-    the body is processed, not only shown, so the larger limit applies."""
+    """Return a body unpacked as far as possible, its remaining encoding, and why it is not unpacked
+    further. ``whole``: the body is processed, not only shown, so the larger limit applies."""
     if encoding is None:
         return body, None, ""
     try:

@@ -244,10 +244,10 @@ def _difference(existing: ScheduleInfo | None, table: Mapping[str, Any]) -> str:
 
 
 def _pair(field: str, current: Mapping[str, Any], value: Any) -> tuple[Any, Any]:
-    """Return the current and the new value of a field, comparable; equal if it does not change."""
+    """Return the current and the new value of a field in one form; equal if it does not change."""
     kind, before = _FIELDS[field].kind, current.get(_FIELDS[field].name)
     if field == "retry" and isinstance(before, Mapping):
-        # The daemon answers a policy with all its numbers; those of the file must be among them.
+        # The daemon returns a policy with all its numbers; those of the file must be among them.
         after = value and policy_wire(value, field)
         policy = {"name": after} if isinstance(after, str) else after or {}
         return (after, after) if after and policy.items() <= before.items() else (before, after)

@@ -86,8 +86,8 @@ class SettingsOptions(TypedDict, total=False):
     http_all: Annotated[
         str | None,
         option(
-            "With --processes and --http: address of the health, metrics and shards of all"
-            " together. Default: off.",
+            "With --processes and --http: address of the HTTP API of all shards together."
+            " Default: off.",
             "HOST:PORT",
         ),
     ]

@@ -411,7 +411,7 @@ class Receiver:
 
 
 async def _next(deliveries: AsyncIterator[Delivery], stop: asyncio.Event) -> Delivery | None:
-    """Return the next delivery; None at the end."""
+    """Return the next delivery; None at the end of the stream or when ``stop`` is set."""
     upcoming = asyncio.ensure_future(anext(deliveries, None))
     stopping = asyncio.ensure_future(stop.wait())
     try:

@@ -127,14 +127,14 @@ async def reschedule(
     --spread moves each to one of the emptiest moments after --at, or after its own due time. Select
     tasks by ids, or by topic and key, or by options, as a bulk operation in the background.
     """
-    moved = given({"delay": delay, "at": at, "shift": shift})
+    arguments = given({"delay": delay, "at": at, "shift": shift})
     if spread is not None:
-        if moved.keys() - {"at"}:
+        if arguments.keys() - {"at"}:
             raise BadRequest("--spread cannot be combined with --delay or --shift")
         return await _change(call, "spread", options, given({"within": spread, "start": at}))
-    if len(moved) != 1:
+    if len(arguments) != 1:
         raise BadRequest("give exactly one of --delay, --at, --shift, --spread")
-    return await _change(call, "reschedule", options, moved)
+    return await _change(call, "reschedule", options, arguments)
 
 
 async def run_now(call: Call, **options: Unpack[TaskBulkOptions]) -> int:
@@ -146,19 +146,19 @@ async def run_now(call: Call, **options: Unpack[TaskBulkOptions]) -> int:
 
 
 async def _change(
-    call: Call, kind: str, options: Mapping[str, Any], moved: Mapping[str, Any] = {}
+    call: Call, kind: str, options: Mapping[str, Any], arguments: Mapping[str, Any] = {}
 ) -> int:
     """Change tasks by ids, by topic and key, or by selection."""
     ids, topic, key = (options.get(name) for name in TASK_NAMES)
     verb, how = METHODS[kind], {n: v for n, v in options.items() if n not in TASK_NAMES}
     check_selection(ids or None, topic, key, how or None)
     if how:
-        return await do_bulk(call, Matching(kind, topic, how, moved))
+        return await do_bulk(call, Matching(kind, topic, how, arguments))
     async with call.client() as client:
         if ids:
-            results = await getattr(client, f"{verb}_many")(ids, **moved)
+            results = await getattr(client, f"{verb}_many")(ids, **arguments)
         else:
-            results = await getattr(client, verb)(topic=topic, key=key, **moved)
+            results = await getattr(client, verb)(topic=topic, key=key, **arguments)
     statuses = []
     for task_id, answer in zip_longest(ids or (), results):
         outcome = TaskOutcome(task_id, answer) if isinstance(answer, str) else answer
@@ -608,7 +608,7 @@ class Matching:
     topic: str | None
     options: Mapping[str, Any]
     """The given options by the client's names: those that select, and HOW."""
-    moved: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def selection(self) -> Any:
@@ -651,14 +651,14 @@ async def do_bulk(call: Call, matching: Matching) -> int:
 async def _try(call: Call, matching: Matching) -> BulkPreview:
     kind, topic, selection = matching.kind, str(matching.topic), matching.selection
     return await call.ask(
-        lambda client: client.preview_bulk(kind, topic, selection, **matching.moved)
+        lambda client: client.preview_bulk(kind, topic, selection, **matching.arguments)
     )
 
 
 async def _make(client: Client, matching: Matching) -> BulkInfo:
     verb, rate = getattr(client, METHODS[matching.kind]), matching.options.get("rate")
     bulk: BulkInfo = await verb(
-        topic=matching.topic, filter=matching.selection, rate=rate, **matching.moved
+        topic=matching.topic, filter=matching.selection, rate=rate, **matching.arguments
     )
     return bulk
 
@@ -785,7 +785,7 @@ async def _settle(
     ids: list[str] | None,
     rate: float | None,
     options: SettleOptions,
-    moved: Mapping[str, Any] = {},
+    arguments: Mapping[str, Any] = {},
 ) -> int:
     selection = Selection(**{name: options.get(name) for name in _SELECTING})  # type: ignore[arg-type]  # of one block
     # Options that only a bulk operation has; for a delete the rate is one of them.
@@ -797,12 +797,12 @@ async def _settle(
             )
         bulk_options = {name: value for name, value in options.items() if name != "topic"}
         how = bulk_options | given({"rate": rate})
-        return await do_bulk(call, Matching(kind, selection.topic, how, moved))
+        return await do_bulk(call, Matching(kind, selection.topic, how, arguments))
     task_ids = _check(ids, selection, bool(options.get("all_")))
     async with call.client() as client:
         settle: Settle = client.dead_delete
         if kind == "requeue":
-            settle = partial(client.dead_requeue, **moved)
+            settle = partial(client.dead_requeue, **arguments)
         good = _DONE[kind]
         if task_ids:
             return await _by_id(call, client, settle, good, task_ids, selection.group)

@@ -80,6 +80,7 @@ if TYPE_CHECKING:
 
 
 SORTS = ("busy", "name", "scheduled", "ready", "in-flight", "waiting", "dead", "age")
+SORT_HELP = f"Order of rows, largest first (name: alphabetical): {', '.join(SORTS)}."
 _SORT_FIELDS = {"in-flight": "in_flight", "age": "oldest_ready_ms"}
 INTERVAL_S = 1.0
 INTERVAL_S_MIN = 0.05
@@ -91,7 +92,7 @@ async def top(
     call: Call,
     interval: Annotated[float | None, duration("Time between two pictures. Default: 1s.")] = None,
     once: Annotated[bool, flag("Show one picture, with rates over one interval.")] = False,
-    sort: Annotated[str, option(f"Largest first: {', '.join(SORTS)}.", "BY")] = "busy",
+    sort: Annotated[str, option(SORT_HELP, "BY")] = "busy",
 ) -> None:
     """Watch topics and groups: rates, ready, in flight, waiting for a retry, dead, lateness.
 
@@ -415,7 +416,7 @@ class Controls:
 
     sort: str = "busy"
     filter: str = ""
-    """Part of the names to show."""
+    """Text that the names to show contain."""
     first: int = 0
     """The index of the first row."""
     is_typing: bool = False
@@ -682,7 +683,7 @@ def keyboard(pressed: Callable[[list[str]], None]) -> Iterator[bool]:
 
 LINK_S_MAX = 10.0
 KEEP_S = 5.0
-"""Seconds that the browser has to read the file with the link."""
+"""Seconds after which the file with the link is deleted; the browser reads it before."""
 EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104  # a daemon listens on all addresses
 PAGE = """<!doctype html>
 <meta charset="utf-8"><title>Tickwheel</title><meta name="referrer" content="no-referrer">
@@ -721,8 +722,8 @@ def address_of(status: Status) -> str:
     http = status.raw.get("http")
     if not http:
         raise BadRequest(
-            "the daemon does not serve HTTP: start it with --http 127.0.0.1:7356, or give its"
-            " address with --http"
+            "the daemon reports no HTTP address: start it with `tickwheel serve --http"
+            " 127.0.0.1:7356`, or give its console's address with `tickwheel console --http URL`"
         )
     parts = urlsplit(str(http))
     if parts.hostname in EVERYWHERE:

@@ -107,7 +107,7 @@ class Answers(Source):
     # --- a source of the reconnector ------------------------------------------------------------
 
     def up(self) -> None:
-        """Announce the producer groups that this client answers for on a new connection."""
+        """On a new connection, announce the producer groups that this client answers for."""
         if self._checks.handlers:
             self._reconnector.spawn(self._announce())
 

@@ -20,7 +20,7 @@ from tickwheel.client.connection import DEFAULT_URL, LOGGER, Trust, connect, is_
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.encodings import UNPACKED_BYTES_MAX, Codec, Compression, body_of
 from tickwheel.client.keywords import GroupKeywords, TaskKeywords
-from tickwheel.client.link import Link, LinkOptions, Whole
+from tickwheel.client.link import ClientCallbacks, Link, LinkOptions
 from tickwheel.client.producer import Producer, gather_receipts
 from tickwheel.client.reconnector import HEARTBEAT_S
 from tickwheel.client.requests import verbs_need_loop
@@ -66,9 +66,9 @@ class Client(HandwrittenVerbs):
     ``send_timeout * (1 + retries)`` seconds. A temporary refusal is retried ``retries`` times;
     while the store accepts no writes (``refused``), the call retries until its time is over. After
     ``heartbeat`` seconds without a byte from the daemon the client pings it, and after 2.5 times
-    that it closes the connection. The daemon pings as well, and drops a client whose event loop is
-    blocked for its ``heartbeat_timeout_s`` (30 s): run long synchronous work in a thread. All
-    errors are ``TickwheelError``s.
+    this time it closes the connection. The daemon pings as well, and drops a client whose event
+    loop is blocked for its ``heartbeat_timeout_s`` (30 s): run long synchronous work in a thread.
+    All errors are ``TickwheelError``s.
 
     ``tls://HOST:PORT`` is TCP with TLS. ``ca``: a file of certificates to trust instead of the
     system's; ``client_cert``, ``client_key``: files for a daemon that requires a client certificate
@@ -128,7 +128,8 @@ class Client(HandwrittenVerbs):
         )  # fmt: skip
         self._checker, self._checks = options.checker, options.checks
         self._use(options.codec)
-        self._link = Link(options, whole=Whole(self._spread, self._undo, self._parts))
+        callbacks = ClientCallbacks(self._spread, self._forget_shards, self._parts)
+        self._link = Link(options, callbacks=callbacks)
         """The link to the first shard."""
         self._shards: Shards | None = None
 
@@ -192,16 +193,16 @@ class Client(HandwrittenVerbs):
 
     # --- shards ---------------------------------------------------------------------------------
 
-    def _spread(self, urls: Sequence[str], place: tuple[int, int]) -> None:
+    def _spread(self, urls: Sequence[str], shard_and_count: tuple[int, int]) -> None:
         """Link to every shard, reusing the current connection for its shard; route waiting enqueues
         to their shards."""
         from tickwheel.client.shards import Shards  # imported only with several shards
 
-        self._shards = shards = Shards(self._link, urls, place)
+        self._shards = shards = Shards(self._link, urls, shard_and_count)
         shards.take_over(self._link.producer.withdraw())
-        shards.answer_checks()
+        shards.connect_for_checks()
 
-    async def _undo(self) -> None:
+    async def _forget_shards(self) -> None:
         shards, self._shards = self._shards, None
         if shards is not None:
             await shards.close()
@@ -209,7 +210,7 @@ class Client(HandwrittenVerbs):
     async def _know_shards(self, until_s: float | None = None) -> Shards | None:
         self._ready()
         link = self._link
-        if link.place is None:
+        if link.shard_and_count is None:
             now_s = link.reconnector.loop.time()
             time_s = self._options.total_s if until_s is None else max(until_s - now_s, 0.0)
             await asyncio.wait((link.connecting,), timeout=time_s)
@@ -349,8 +350,8 @@ class Client(HandwrittenVerbs):
         until_s = self._until(timeout)
         columns = self._checker.check_columns(topic, bodies, delay, delays)
         codec = self._checker.codec
-        if codec is not None and not codec.leaves(columns.bodies):
-            # Columns cannot express encodings, which differ here.
+        if codec is not None and not codec.leaves_unchanged(columns.bodies):
+            # Columns cannot express encodings, which the codec adds.
             pairs = zip(columns.bodies, columns.delays_ms, strict=True)
             tasks = [Task(columns.topic, body, delay=ms / 1000) for body, ms in pairs]
             receipts = await self.enqueue_many(tasks, timeout=timeout)
@@ -408,7 +409,7 @@ class Client(HandwrittenVerbs):
         """
         checked = self._check("Client.oneway", topic, body, delay, at, options)
         time_s = self._options.send_timeout_s if timeout is None else seconds(timeout, "timeout")
-        if self._link.place is None:
+        if self._link.shard_and_count is None:
             await self._reconnector.wait_up(time_s)
         reconnector = self._home(checked[0]).reconnector
         connection = await reconnector.wait_up(time_s)
@@ -509,9 +510,9 @@ class Client(HandwrittenVerbs):
         options: dict[str, Any] = {} if lease_ms is None else {"lease_ms": lease_ms}
         options |= GroupFields.of_keywords(settings)
         names = (self._checker.name(topic, "topic"), self._checker.name(group, "group"))
-        whole = await self._know_shards(until_s) or self._link
+        target = await self._know_shards(until_s) or self._link
         made: list[MadeGroup] = []
-        deliveries = await whole.pull(names, max, wait_ms, options, until_s, made.append)
+        deliveries = await target.pull(names, max, wait_ms, options, until_s, made.append)
         new = MadeGroup.joined(made)
         if new is not None:
             log_new_group(LOGGER, new, topic, group)

@@ -87,8 +87,10 @@ def _parse(part: str, url: str) -> Address:
     rest = rest.rstrip("/")
     if rest.startswith("["):
         host, bracket, port = rest[1:].partition("]")
-        if not bracket or (port and not port.startswith(":")):
+        if not bracket:
             raise BadRequest(f"url {url!r:.200}: {part!r:.60} has no closing bracket")
+        if port and not port.startswith(":"):
+            raise BadRequest(f"url {url!r:.200}: {part!r:.60} must have :PORT after the bracket")
         port = port[1:]
     else:
         host, _, port = rest.partition(":")
@@ -439,7 +441,7 @@ class Connection(asyncio.Protocol):
     # --- ends -----------------------------------------------------------------------------------
 
     def leave(self, reason: TickwheelError) -> None:
-        """Close the connection once all answers have arrived. A standby sends none."""
+        """Close the connection once all answers have arrived, or at once: a standby sends none."""
         if isinstance(reason, NotActive):
             self.abort(reason)
         if self.leaving:

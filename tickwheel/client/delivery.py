@@ -51,8 +51,8 @@ REASON_BYTES_MAX = 64 * 1024
 RECEIPT_BYTES = 18
 """Maximum bytes of one ack's id and attempt in a frame."""
 UNPACKED = 5
-"""Index in an item of its unpacked body, or of the error that unpacking raised. An item whose body
-was not requested is shorter."""
+"""Index in an item of its unpacked body, or of the error that unpacking raised. An item is shorter
+until ``body`` has unpacked it."""
 
 
 class Finished:
@@ -103,9 +103,9 @@ class DeliveryBatch:
         self.epoch = epoch
         self.delivered_ms = delivered_ms
         self.items = items
-        """The deliveries that the program has not received, last first."""
+        """The deliveries that the program has not received, in reverse order."""
         self.until_s = 0.0
-        """When the leases may end at the earliest, by the loop's clock in seconds."""
+        """The earliest time at which the leases can end, by the loop's clock in seconds."""
         self.extending = False
         self.size_bytes = 0
         """Total bytes of the bodies in the frame."""
@@ -227,8 +227,8 @@ class Delivered(DeliveredOptions):
 
     @property
     def lease_until_s(self) -> float:
-        """When the lease may end at the earliest, as of its receipt, by the loop's clock in
-        seconds."""
+        """The earliest time at which the lease can end, by the loop's clock in seconds; valid only
+        when the program has just received the delivery."""
         return self._batch.until_s
 
     def __repr__(self) -> str:
@@ -243,8 +243,9 @@ class Delivery(Delivered):
 
     Each verb returns a word when the settlement is durable: "acked", "retrying", … If something
     else settled the delivery first, the word names that ("stale", "cancelled", "gone", …). Each
-    takes ``timeout``, like the client's calls. After its timeout an ack is still sent again as long
-    as any other ack. A delivery that is not settled is delivered again when its lease ends.
+    takes ``timeout``, like the client's calls. After its timeout an ack is still resent, for as
+    long as an ack without a timeout. A delivery that is not settled is delivered again when its
+    lease ends.
     """
 
     __slots__ = ("settled",)
@@ -268,7 +269,7 @@ class Delivery(Delivered):
         answer = self.ack_nowait()
         done, _ = await asyncio.wait((answer,), timeout=time_s)
         if not done:
-            answer.add_done_callback(seen)
+            answer.add_done_callback(mark_retrieved)
             raise SendTimeout(
                 f"the ack was not answered within {time_s:g} s; it is still being sent"
             )
@@ -299,7 +300,7 @@ class Delivery(Delivered):
         delay_ms = None if delay is None else duration_ms(delay, "delay")
         item, until_s = (*self._receipt, delay_ms, self._sent(reason)), _until_s(timeout)
         self.settled = True
-        return cast("NackWord", await self._one(FrameType.NACK, [item], until_s))
+        return cast("NackWord", await self._send_item(FrameType.NACK, [item], until_s))
 
     async def reject(
         self, reason: str | None = None, *, timeout: Duration | None = None
@@ -308,20 +309,20 @@ class Delivery(Delivered):
         "held" (its order key waits for an operator). ``reason`` is as in ``nack``."""
         item, until_s = (*self._receipt, self._sent(reason)), _until_s(timeout)
         self.settled = True
-        word = await self._one(FrameType.REJECT, [item], until_s)
+        word = await self._send_item(FrameType.REJECT, [item], until_s)
         return cast("RejectWord", word)
 
     async def extend(self, seconds: Duration, *, timeout: Duration | None = None) -> ExtendWord:
         """Extend the lease to ``seconds`` from now. Return "extended", or why it was not."""
         lease_ms, until_s = duration_ms(seconds, "seconds"), _until_s(timeout)
-        word = await self._plain(FrameType.EXTEND, "extended", until_s, lease_ms)
+        word = await self._send_receipt(FrameType.EXTEND, "extended", until_s, lease_ms)
         return cast("ExtendWord", word)
 
     async def release(self, *, timeout: Duration | None = None) -> ReleaseWord:
-        """Return the task unstarted: it is ready at once, without a failure. Return "released"."""
+        """Give the task back: it is ready at once, without a failure. Return "released"."""
         until_s = _until_s(timeout)
         self.settled = True
-        word = await self._plain(FrameType.RELEASE, "released", until_s)
+        word = await self._send_receipt(FrameType.RELEASE, "released", until_s)
         return cast("ReleaseWord", word)
 
     async def snooze(self, delay: Duration, *, timeout: Duration | None = None) -> SnoozeWord:
@@ -330,7 +331,7 @@ class Delivery(Delivered):
         then still unsettled."""
         item, until_s = (*self._receipt, duration_ms(delay, "delay")), _until_s(timeout)
         self.settled = True
-        word = await self._one(FrameType.SNOOZE, [item], until_s)
+        word = await self._send_item(FrameType.SNOOZE, [item], until_s)
         self.settled = word != "too_often"
         return cast("SnoozeWord", word)
 
@@ -348,14 +349,16 @@ class Delivery(Delivered):
         bytes_max = min(REASON_BYTES_MAX, self._batch.calls.reason_bytes_max)
         return cut[:bytes_max].decode(errors="ignore")
 
-    async def _one(
+    async def _send_item(
         self, kind: FrameType, items: list[tuple[Any, ...]], until_s: float | None
     ) -> str:
         batch = self._batch
         words = await batch.calls.call(kind, batch.topic, batch.group, items, until_s=until_s)
         return str(words[0])
 
-    async def _plain(self, kind: FrameType, usual: str, until_s: float | None, *rest: Any) -> str:
+    async def _send_receipt(
+        self, kind: FrameType, usual: str, until_s: float | None, *rest: Any
+    ) -> str:
         batch, (task_id, epoch, attempt) = self._batch, self._receipt
         head = (batch.topic, batch.group, epoch, [task_id], [attempt])
         words = await batch.calls.call(kind, *head, *rest, until_s=until_s)
@@ -385,9 +388,8 @@ def _until_s(timeout: Duration | None) -> float | None:
     return asyncio.get_running_loop().time() + _timeout_s(timeout)
 
 
-def seen(answer: asyncio.Future[Any]) -> None:
-    """Retrieve the error of a future that nobody may be waiting for, so that asyncio logs
-    nothing."""
+def mark_retrieved(answer: asyncio.Future[Any]) -> None:
+    """Retrieve the error of a future that perhaps nobody awaits, so that asyncio logs nothing."""
     if not answer.cancelled():
         answer.exception()
 

@@ -37,7 +37,7 @@ KEYS_BYTES_MAX: Final = 1024 * 1024
 """Maximum bytes of a file of keys."""
 UNPACKED_BYTES_MAX: Final = 64 * 1024 * 1024
 SHOWN_UNPACKED_BYTES_MAX: Final = 1024 * 1024
-"""Maximum bytes of a body that is unpacked only for display: the limit of an unpacked body."""
+"""Maximum unpacked bytes of a body that is unpacked only for display."""
 UNPACK_ASIDE_BYTES: Final = 16 * 1024
 """Bytes of a stored body above which it is unpacked in a thread, before an asynchronous handler
 starts. A smaller body can still unpack to a thousand times its size, which takes about 20 ms."""
@@ -147,7 +147,7 @@ class Codec:
         """Whether sent bodies may be changed."""
         return self._pack is not None or self._key is not None
 
-    def leaves(self, bodies: Iterable[bytes]) -> bool:
+    def leaves_unchanged(self, bodies: Iterable[bytes]) -> bool:
         """Return whether none of these bodies would be changed."""
         return self._key is None and (
             self._pack is None or max(map(len, bodies), default=0) <= self._over_bytes
@@ -357,6 +357,6 @@ def _ciphers(keys: Any) -> dict[str, Any]:
 
 
 def extra(name: str, module: str, option: str) -> Any:
-    """Import a module of an extra. Raise BadRequest naming both."""
+    """Import a module of an extra. Raise BadRequest naming ``option`` and the extra."""
     with needs_extra(option, name):
         return import_module(module)

@@ -234,8 +234,8 @@ class GeneratedVerbs(Verbs):
         end: datetime | None = None,
         timeout: Duration | None = None,
     ) -> TaskOutcome | list[TaskOutcome] | BulkInfo:
-        """Give scheduled tasks a due window: each task moves to one of its emptiest ticks, which
-        becomes its due time. A task that is not scheduled does not move, and its state is the
+        """Give scheduled tasks a due window: each task moves to one of the window's emptiest ticks,
+        which becomes its due time. A task that is not scheduled does not move, and its state is the
         status. By topic and key: every unfinished task with that key, the oldest first, each with
         an outcome. Without any, the last finished task that the daemon remembers, or a single
         outcome "unknown" without an id.

@@ -146,19 +146,21 @@ def name_of(work: Any, key: Any = None) -> str:
     if not isinstance(work, Delivered):
         if key is not None:
             raise BadRequest("key is only valid with a delivery; a string is itself the key")
-        return _checked(work, "work must be a delivery or")
+        return _checked(work, "work must be a delivery or", "work")
     # Names of topics and groups contain neither "#" nor "=", so different work never shares a key.
     prefix = f"{work.topic}#{work.group}"
-    return f"{prefix}#{work.id}" if key is None else f"{prefix}={_checked(key, 'key must be')}"
+    if key is None:
+        return f"{prefix}#{work.id}"
+    return f"{prefix}={_checked(key, 'key must be', 'key')}"
 
 
-def _checked(text: Any, name: str) -> str:
+def _checked(text: Any, subject: str, field: str) -> str:
     if not isinstance(text, str) or not text or len(text) > KEY_CHARACTERS_MAX:
         raise BadRequest(
-            f"{name} a string of 1 to {KEY_CHARACTERS_MAX} characters, not {shown(text)}"
+            f"{subject} a string of 1 to {KEY_CHARACTERS_MAX} characters, not {shown(text)}"
         )
     if not is_utf8(text):
-        raise BadRequest(f"{name} valid UTF-8, not {shown(text)}")
+        raise BadRequest(f"{field} must be valid UTF-8, not {shown(text)}")
     return text
 
 

@@ -88,7 +88,7 @@ class Route:
     group: str
     concurrency: int
     prefetch: int | None
-    """Maximum deliveries here; None: as many as handlers may run."""
+    """Maximum deliveries here; None: as the handlers' speed requires (``Ahead``)."""
     retry: Retry | None
     timeout_s: float | None
     lease: Duration | None
@@ -249,7 +249,7 @@ class Outcome(NamedTuple):
 
 
 CANCELLED_S = 1.0
-"""Maximum seconds that a task cancelled from outside waits for its release."""
+"""Maximum seconds that a runner cancelled from outside waits for the release of its delivery."""
 ACK = Outcome("ack")
 NOTHING = Outcome("nothing")
 
@@ -258,8 +258,9 @@ class Attempt(Protocol):
     """One attempt, observed from outside the handler."""
 
     def end(self, outcome: str, error: BaseException | None = None) -> None:
-        """The handler has ended, with its exception. ``outcome`` is the verb that settles the
-        delivery ("nothing": it stays unsettled), or "settled" if the handler settled it."""
+        """Note that the handler has ended, by ``error`` if it raised one. ``outcome`` is the verb
+        that settles the delivery ("nothing": it stays unsettled), or "settled" if the handler
+        settled it."""
 
 
 class Observer(Protocol):
@@ -297,8 +298,7 @@ class Runner:
         self.delivery: Delivery | None = delivery
         """The current delivery."""
         self.until_s = delivery.lease_until_s
-        """When the lease may end at the earliest, as of the delivery's receipt, by the loop's
-        clock."""
+        """The delivery's ``lease_until_s`` when it was received."""
         self.is_settling = False
         """Whether the handler has ended."""
         self.unable: Undecodable | None = None

@@ -1,11 +1,11 @@
-"""Leases are extended: those of buffered deliveries, and those of deliveries in handlers.
+"""Extends the leases of buffered deliveries, and of deliveries in handlers.
 
 ``Extender`` has the timer and sends the EXTEND frames, with all leases of an epoch in one frame.
-``Leases`` are deliveries that a program works on. A lease is extended after a third of it has
-passed, and all leases are extended on a new connection, where the daemon gives up unclaimed leases
-within seconds. A lease is lost when the daemon says so, or when it has ended by this side's clock
-without an answer; its holder is then notified once. Invariants: an extension never requests a
-shorter lease than the subscription's, and a lease is counted from the request, not from the answer.
+``Leases`` has the deliveries that a program works on. A lease is extended after a third of it has
+passed, and on a new connection, because the daemon soon ends the leases of a broken one. A lease is
+lost when the daemon says so, or when it has ended by this side's clock without an answer; its
+holder is then notified once. Invariants: an extension never requests a shorter lease than the
+subscription's, and a lease is counted from the request, not from the answer.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ class Hold:
 
 
 InHand = tuple[Delivery, float, Callable[[str], None]]
-"""(delivery, its ``lease_until_s`` at its receipt, a callback that gets the daemon's answer when
-the lease is lost)."""
+"""(delivery, its ``lease_until_s`` when it was received, a callback that gets the daemon's answer
+when the lease is lost)."""
 
 
 class Leases(Source):

@@ -1,7 +1,7 @@
 """The connection to one shard with its enqueues, acks, calls, subscriptions and checks.
 
 ``Verbs`` is the base of all verbs of a client: it asks one link or all shards, and reads the
-answer, by the declaration of the verb (``tickwheel.api``).
+answer, as the verb's declaration (``tickwheel.api``) says.
 
 A ``Link`` is opened by its first use and reconnects by itself; a link that failed to connect can be
 used again. A client has one link, or one for each shard if there are several. Invariants:
@@ -28,13 +28,13 @@ from tickwheel.api.tasks import MOVES, Selection, check_selection
 from tickwheel.api.times import Duration, seconds
 from tickwheel.api.verbs import VERBS
 from tickwheel.client.checks import Answers, Checks
-from tickwheel.client.delivery import Acks, Delivery, seen
+from tickwheel.client.delivery import Acks, Delivery, mark_retrieved
 from tickwheel.client.encodings import Codec
 from tickwheel.client.keywords import DeadSelectionKeywords, TaskSelectionKeywords
 from tickwheel.client.producer import Producer
 from tickwheel.client.reconnector import ConnectOptions, Reconnector
 from tickwheel.client.requests import Calls, check_filter, list_of, own_name, read
-from tickwheel.client.search import Places
+from tickwheel.client.search import ShardAddresses
 from tickwheel.client.subscription import SpreadSubscription, Subscription, Subscriptions
 from tickwheel.client.tasks import TaskChecker
 from tickwheel.errors import BadRequest, ClientClosed, ConnectionLost, TickwheelError, shown
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from tickwheel.api.verb import Verb
 
 PAGE = 1000
-"""Items of a listing in one request."""
+"""Maximum items of a listing in one request."""
 
 
 @dataclass(slots=True)
@@ -66,15 +66,15 @@ class LinkOptions(ConnectOptions):
 
 
 @dataclass(slots=True, frozen=True)
-class Whole:
+class ClientCallbacks:
     """Callbacks of a client for its first link."""
 
     spread: Callable[[Sequence[str], tuple[int, int]], None]
-    """Connect to all shards, given their URLs and the link's (index, number of shards)."""
-    undone: Callable[[], Awaitable[None]]
+    """Connect to all shards, given their URLs and the link's (shard, number of shards)."""
+    forget_shards: Callable[[], Awaitable[None]]
     """Forget the shards: the link could not connect."""
     parts: Callable[[Subscription], Awaitable[SpreadSubscription | None]]
-    """Return the subscriptions on all shards for a front, if there are several."""
+    """Return the subscriptions on all shards that deliver to this one; None: there is one shard."""
 
 
 class Link:
@@ -87,27 +87,27 @@ class Link:
     subscriptions: Subscriptions
     answers: Answers
     connecting: asyncio.Task[None]
-    """Ends with the first connection, or raises why there is none."""
+    """Ends when the first connection is open, or raises the error that prevented it."""
 
     def __init__(
         self,
         options: LinkOptions,
         *,
-        whole: Whole | None = None,
-        place: tuple[int, int] | None = None,
-        places: Places | None = None,
+        callbacks: ClientCallbacks | None = None,
+        shard_and_count: tuple[int, int] | None = None,
+        shard_addresses: ShardAddresses | None = None,
     ) -> None:
-        """``whole``: only for the client's first link, which may find that there are more
+        """``callbacks``: only for the client's first link, which may find that there are more
         shards."""
         self.options = options
         self.state = "new"
         self.is_started = False
         """Whether the link was ever used, and therefore has a reconnector."""
-        self.place = place
-        """The (index, number) of its shard; None: not known yet."""
-        self.places = places
+        self.shard_and_count = shard_and_count
+        """The link's shard and the number of shards; None: not known yet."""
+        self.shard_addresses = shard_addresses
         """The addresses to try; None: the configured ones, for a single shard."""
-        self._whole = whole
+        self._callbacks = callbacks
 
     @property
     def connected(self) -> bool:
@@ -125,7 +125,7 @@ class Link:
             await self.connecting
 
     def ready(self) -> None:
-        """Start to connect, unless started. Raise ClientClosed."""
+        """Start to connect if the link is new or could not connect. Raise ClientClosed."""
         if self.state == "closed":
             raise ClientClosed("the client is closed; create a new one")
         if self.state == "new":
@@ -142,23 +142,25 @@ class Link:
             "pid": os.getpid(),
             "version": __version__,
         }
-        places = self.places or Places(1, options.addresses, secure=options.tls is not None)
-        shard = 0 if self.place is None else self.place[0]
+        addresses = self.shard_addresses
+        if addresses is None:
+            addresses = ShardAddresses(1, options.addresses, secure=options.tls is not None)
+        shard = 0 if self.shard_and_count is None else self.shard_and_count[0]
         self.reconnector = reconnector = Reconnector(
-            options, places, shard, hello, deliver=self._deliver, ended=self._ended,
+            options, addresses, shard, hello, deliver=self._deliver, ended=self._ended,
             asked=self._asked, greeted=self._greeted,
         )  # fmt: skip
         self.producer = Producer(reconnector, options.total_s, options.retries)
         self.acks = Acks(reconnector, options.total_s)
         self.calls = Calls(reconnector, options.total_s, options.retries)
-        parts = None if self._whole is None else self._whole.parts
+        parts = None if self._callbacks is None else self._callbacks.parts
         self.subscriptions = Subscriptions(reconnector, self.calls, self.acks, options.codec, parts)
         self.answers = Answers(options.checks, reconnector, self.calls)
         # The order of frames in a flush: acks come first, because they free credit.
         reconnector.sources += [self.acks, self.producer, self.calls, self.subscriptions]
         reconnector.sources.append(self.answers)
         self.connecting = reconnector.loop.create_task(self._connect(reconnector))
-        self.connecting.add_done_callback(seen)
+        self.connecting.add_done_callback(mark_retrieved)
 
     async def _connect(self, reconnector: Reconnector) -> None:
         try:
@@ -167,29 +169,31 @@ class Link:
             if self.state == "open":
                 self.state = "new"
             failure = (
-                error if isinstance(error, TickwheelError) else ClientClosed("it did not connect")
+                error
+                if isinstance(error, TickwheelError)
+                else ClientClosed("the client did not connect")
             )
             await reconnector.stop(failure)
-            if self._whole is not None:
-                await self._whole.undone()
+            if self._callbacks is not None:
+                await self._callbacks.forget_shards()
             raise
 
     def _greeted(self, limits: Limits) -> None:
-        """Store the daemon's answer to HELLO. Raise ConnectionLost for a daemon with another shard
-        than the link's first."""
+        """Store the daemon's answer to HELLO. Raise ConnectionLost if the daemon has another
+        shard than the link."""
         self.options.checker.set_limits(limits)
         info = self.reconnector.info
         urls: Sequence[str] = info.get("shards") or ("",)
-        place = (info.get("shard", 0), len(urls))
-        if self.place is None and len(urls) > 1 and self._whole is not None:
-            self._whole.spread(urls, place)
-        elif self.place not in (None, place):
+        shard_and_count = (info.get("shard", 0), len(urls))
+        if self.shard_and_count is None and len(urls) > 1 and self._callbacks is not None:
+            self._callbacks.spread(urls, shard_and_count)
+        elif self.shard_and_count not in (None, shard_and_count):
             raise ConnectionLost(
                 "shard {} of {} answers here, but this client uses shard {} of {}".format(
-                    *place, *self.place
+                    *shard_and_count, *self.shard_and_count
                 )
             )
-        self.place = place
+        self.shard_and_count = shard_and_count
 
     def _deliver(self, sub: int, epoch: int, delivered_ms: int, items: tuple[Any, ...]) -> None:
         self.subscriptions.deliver(sub, epoch, delivered_ms, items)
@@ -247,8 +251,8 @@ class Link:
         """Return the raw answer to a verb's frame; the link must be open."""
         assert verb.frame is not None, verb.name
         if verb.word:
-            place, *rest = fields
-            fields = (place, verb.word, *(rest or [None] * _has_options(verb.frame)))
+            first, *rest = fields
+            fields = (first, verb.word, *(rest or [None] * _has_options(verb.frame)))
         return await self.calls.call(
             verb.frame, *fields, extra_s=verb.extra_s, until_s=until_s, prompt=verb.prompt,
             repeat=verb.repeat,
@@ -334,14 +338,15 @@ class Routes(Protocol):
         self, verb: Verb, keywords: Mapping[str, Any], limit: int | None, timeout: Duration | None
     ) -> AsyncGenerator[Any, None]: ...
 
-    async def place_of_transaction(
-        self, place: tuple[Link, int] | None, name: str, wires: Sequence[Any], until_s: float | None
+    async def link_of_transaction(
+        self, last: tuple[Link, int] | None, name: str, wires: Sequence[Any], until_s: float | None
     ) -> tuple[Link, int]:
-        """Return the link to the shard of a transaction with these half tasks, and the number of
-        the claim of its name. Raise BadRequest or Conflict."""
+        """Return the link to the shard that gets a transaction's half tasks ``wires``, and the
+        number of the claim of its name. ``last``: the last result for the transaction. Raise
+        BadRequest or Conflict."""
 
-    def answer_checks(self) -> None:
-        """Answer checks of the client's producer groups at all shards."""
+    def connect_for_checks(self) -> None:
+        """Connect to all shards if the client answers checks of transactions."""
 
 
 class Verbs:
@@ -367,8 +372,8 @@ class Verbs:
         raise NotImplementedError
 
     async def _know_shards(self, until_s: float | None = None) -> Routes | None:
-        """Return all shards once it is known whether there are several. Raise if it stays
-        unknown."""
+        """Return all shards once it is known whether there are several; None: there is one. Raise
+        if it stays unknown."""
         raise NotImplementedError
 
     def _until(self, timeout: Duration | None) -> float | None:
@@ -397,8 +402,8 @@ class Verbs:
 
     async def _call(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
         """Return the raw answer to a verb; with several shards, the merged answer."""
-        whole = await self._know_shards(until_s) or self._link
-        return await whole.call(verb, fields, until_s)
+        target = await self._know_shards(until_s) or self._link
+        return await target.call(verb, fields, until_s)
 
     async def _each(
         self,
@@ -431,9 +436,10 @@ class Verbs:
         keywords: dict[str, Any],
         timeout: Duration | None,
     ) -> Any:
-        """Return the outcome for ``named`` (a task's id, or pairs of dead letters), or the outcomes
-        of a key's tasks, or the bulk operation for all that match, which alone accepts a rate and
-        an id. Raise BadRequest unless exactly one of the three is given."""
+        """Return the outcome for ``named`` (a task's id, or an (id, group) pair for each dead
+        letter), or the outcomes of a key's tasks, or the bulk operation for all that match, which
+        alone accepts a rate and an id. Raise BadRequest unless exactly one of the three is given.
+        """
         verb, own = VERBS[name], {"rate": keywords.pop("rate"), "id": keywords.pop("id")}
         of_tasks = issubclass(verb.request_type, Selection)
         ids = [named] if of_tasks and named is not None else named
@@ -464,8 +470,8 @@ class Verbs:
         if limit is not None and (type(limit) is not int or limit < 1):
             raise BadRequest(f"limit must be a positive integer, not {shown(limit)}")
         verb = VERBS[name]
-        whole = await self._know_shards(self._until(timeout)) or self._link
-        async with aclosing(whole.pages(verb, keywords, limit, timeout)) as items:
+        target = await self._know_shards(self._until(timeout)) or self._link
+        async with aclosing(target.pages(verb, keywords, limit, timeout)) as items:
             async for item in items:
                 yield item
 

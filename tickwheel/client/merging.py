@@ -44,19 +44,19 @@ async def ask_in_parts(
     parts: Mapping[int, Sequence[int]],
     ask: Callable[[int, Sequence[int]], Awaitable[Sequence[Any]]],
 ) -> list[Any]:
-    """Return the answer for each item. ``parts`` maps shards to places of items; ``ask`` gets a
-    shard and its places, and returns an answer for each. If there are several answers
-    for an item, the most informative is returned. Raise the first error."""
+    """Return the answer for each item. ``parts`` maps shards to indexes of items; ``ask`` gets a
+    shard and its indexes, and returns an answer for each. If there are several answers for an item,
+    the most informative is returned. Raise the first error."""
     best: dict[int, Any] = {}
 
-    async def ask_shard(shard: int, places: Sequence[int]) -> None:
-        for place, answer in zip(places, await ask(shard, places), strict=True):
-            if place not in best or informativeness(answer) > informativeness(best[place]):
-                best[place] = answer
+    async def ask_shard(shard: int, indexes: Sequence[int]) -> None:
+        for index, answer in zip(indexes, await ask(shard, indexes), strict=True):
+            if index not in best or informativeness(answer) > informativeness(best[index]):
+                best[index] = answer
 
     calls = (ask_shard(*part) for part in parts.items())
     raise_first(await asyncio.gather(*calls, return_exceptions=True))
-    return [best[place] for place in range(len(best))]
+    return [best[index] for index in range(len(best))]
 
 
 # --- merging rules ------------------------------------------------------------------------------
@@ -289,9 +289,9 @@ def _lag(answers: Sequence[Raw], options: Raw) -> Raw:
     """Add samples of all shards that were taken at about the same time, aligned at the newest."""
     longest = max(answers, key=lambda answer: len(answer["taken_ms"]))
     samples: dict[str, list[int | None]] = {"ready": [], "oldest_ready_ms": []}
-    for place in range(-len(longest["taken_ms"]), 0):
+    for index in range(-len(longest["taken_ms"]), 0):
         for name, add in (("ready", sum), ("oldest_ready_ms", max)):
-            values = [answer[name][place] for answer in answers if -place <= len(answer[name])]
+            values = [answer[name][index] for answer in answers if -index <= len(answer[name])]
             numbers = [value for value in values if value is not None]
             samples[name].append(add(numbers) if numbers else None)
     return {**longest, **samples}
@@ -398,7 +398,7 @@ def _restore(parts: Sequence[Raw | None], options: Raw) -> Raw:
 
 
 def _progress(parts: Sequence[Raw]) -> Raw:
-    """Merge the progress of a restore: the earliest step of any shard, added over shards at it."""
+    """Merge the progress of a restore: add that of the shards at the earliest step."""
     working = [part["progress"] for part in parts if part["state"] == "running"]
     progress = working or [part["progress"] for part in parts]
     step = min((part["step"] for part in progress), key=RESTORE_STEPS.index)
@@ -452,7 +452,7 @@ STATES = (
     "store_trouble", "rows_missing", "store_full", "clock_held", "draining", "recovering",
     "standby", UNKNOWN, "loading", "ready",
 )  # fmt: skip
-"""States of daemons that answer, from the worst."""
+"""States of daemons that answer, the worst first."""
 
 
 def status_of(ends: Sequence[Raw | TickwheelError], urls: Sequence[str]) -> Raw:
@@ -525,8 +525,8 @@ LISTS: Mapping[str, tuple[str, ...]] = {
     "list_schedules": ("name",), "list_transactions": ("id",), "consumers": ("since_ms",),
     "list_bulk": ("made_ms",), "list_topics": ("topic",),
 }  # fmt: skip
-"""Name of a listing verb → the fields that sort its items. They are also the place of an item in
-``next`` for a page merged from all shards."""
+"""Name of a listing verb → the fields that sort its items. In a page merged from all shards, their
+values in the last item are ``next``."""
 
 
 def limit_of(verb: Verb, asked: Raw) -> int:
@@ -535,21 +535,21 @@ def limit_of(verb: Verb, asked: Raw) -> int:
 
 
 def page_of(verb: Verb, asked: Raw, answers: Sequence[Raw]) -> Raw:
-    """Merge a page of all shards. It ends at the first end of a shard's page that has more: items
-    after that place are not known of all shards."""
+    """Merge a page of all shards. It ends where the first page ends whose shard has more items:
+    after that, the items of this shard are unknown."""
     reverse = bool(asked.get("newest"))
-    by_place = _grouped((answer[verb.pages] for answer in answers), *LISTS[verb.name])
+    by_position = _grouped((answer[verb.pages] for answer in answers), *LISTS[verb.name])
     ends = [answer["next"] for answer in answers if answer["next"] is not None]
     last = (max if reverse else min)(ends, default=None)
-    places = sorted(by_place, reverse=reverse)
+    positions = sorted(by_position, reverse=reverse)
     if last is not None:
-        places = [place for place in places if (place >= last if reverse else place <= last)]
+        positions = [p for p in positions if (p >= last if reverse else p <= last)]
     limit = limit_of(verb, asked)
-    if len(places) > limit:
-        places = places[:limit]
-        last = places[-1]
+    if len(positions) > limit:
+        positions = positions[:limit]
+        last = positions[-1]
     is_in_all = verb.name == "list_topics"
-    items = [_counts(by_place[p]) if is_in_all else by_place[p][0] for p in places]
+    items = [_counts(by_position[p]) if is_in_all else by_position[p][0] for p in positions]
     return {**answers[0], verb.pages: items, "next": last}
 
 

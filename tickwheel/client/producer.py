@@ -3,11 +3,9 @@
 Implements the session's rules (floor, window, resend) without a transport. Invariants:
 
 * A frame keeps its number until its outcome is known. On every new connection it is sent again
-under
-  the same number, in order, before any newer frame.
+  under the same number, in order, before any newer frame.
 * Only a frame that was certainly refused gets a new number. A frame that was also sent on an
-earlier
-  connection keeps its number even then, because the older copy may still arrive.
+  earlier connection keeps its number even then, because the older copy may still arrive.
 * At most ``window_max`` frames are numbered from the floor up, answered or not.
 * A caller gets ``unreachable`` or ``refused`` only if none of its tasks was stored; if that is not
   certain, it gets ``outcome_unknown``.
@@ -62,8 +60,8 @@ QUEUE_BYTES_MAX = 256 * 1024 * 1024
 MERGE_BYTES_MAX = 512 * 1024
 """Maximum bytes of a frame that callers share: a larger frame would only delay the first caller."""
 SHARED_TIME = 0.01
-"""Maximum share of a caller's timeout that may have passed for another caller with the same timeout
-to join its frame and deadline."""
+"""Maximum share of a caller's timeout after which another caller with the same timeout can still
+join its frame and deadline."""
 
 _ENQUEUE, _COLUMNS = int(FrameType.ENQUEUE), int(FrameType.ENQUEUE_COLUMNS)
 
@@ -635,8 +633,8 @@ class Partly(OutcomeUnknown):
     """Some tasks of an ``enqueue_many`` were stored; others were not, or may have been.
 
     ``receipts`` has one entry for each task, in order: its Receipt, or the error of its frame. A
-    task with ``refused`` or ``unreachable`` (``is_certain``) was not stored; with any other error
-    it may have been.
+    task with ``refused``, ``unreachable`` or an error that is not ``retryable`` was not stored;
+    with any other error it may have been.
     """
 
     def __init__(self, message: str, receipts: list[Receipt | TickwheelError]) -> None:

@@ -7,8 +7,8 @@ and for dead connections. Only HELLO and PING are known here. Invariants:
 * Request numbers ascend over all connections. A connection to a standby is never used. While a
   connection is open, no other is tried, with one exception:
 * A daemon reports when its lease has ended and its store does not answer. It knows nothing more, so
-  the connection stays open while another daemon is searched. Only for a daemon with a later epoch
-  is the connection closed, and then handled like one that broke.
+  the connection stays open while the client searches for another daemon. Only for a daemon with a
+  later epoch is the connection closed, and then handled like one that broke.
 * A client of several shards names its shard in HELLO, so that a daemon with another shard answers
   like a standby, with a hint. An older daemon that refuses the option gets a HELLO without it.
 * A stopped process and a broken line look alike: nothing arrives. A connection that is quiet for a
@@ -44,7 +44,7 @@ from tickwheel.client.search import (
     Elsewhere,
     Finder,
     Greeted,
-    Places,
+    ShardAddresses,
     Silent,
     address_named,
     standby,
@@ -107,7 +107,7 @@ class Reconnector:
     def __init__(
         self,
         options: ConnectOptions,
-        places: Places,
+        shard_addresses: ShardAddresses,
         shard: int,
         hello_options: dict[str, Any],
         *,
@@ -130,10 +130,12 @@ class Reconnector:
         """The error of the last attempt or connection."""
         self._connect_timeout_s = options.connect_timeout_s
         self._active_timeout_s = max(options.active_timeout_s, options.connect_timeout_s)
-        self._finder = Finder(places, shard, self._greet, self._choose, self._connect_timeout_s)
+        self._finder = Finder(
+            shard_addresses, shard, self._greet, self._choose, self._connect_timeout_s
+        )
         words = {"heartbeat": True, "lease": True}
         self._hello_options = {"v": PROTOCOL_VERSION, **words, **hello_options}
-        self.follow(places, shard)
+        self.follow(shard_addresses, shard)
         self._refused: dict[Address, set[str]] = {}
         """Options of HELLO that the daemon at an address refused."""
         self._deliver = deliver
@@ -159,7 +161,7 @@ class Reconnector:
         waited_s = self._connect_timeout_s
         await self._wait_connected(waited_s)
         if self.connection is None and not self._runner.done() and self._finder.any_standby:
-            # Daemons answer: one of them is about to lead.
+            # Daemons answer: one of them may lead soon.
             rest_s, waited_s = self._active_timeout_s - waited_s, self._active_timeout_s
             await self._wait_connected(rest_s)
         if self._runner.done():
@@ -203,10 +205,10 @@ class Reconnector:
         if connection is not None:
             await connection.finish(error)
 
-    def follow(self, places: Places, shard: int) -> None:
+    def follow(self, shard_addresses: ShardAddresses, shard: int) -> None:
         """Connect only to this shard from now on."""
-        self._finder.places, self._finder.shard = places, shard
-        if places.is_many:
+        self._finder.shard_addresses, self._finder.shard = shard_addresses, shard
+        if shard_addresses.is_many:
             self._hello_options["shard"] = shard
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -295,7 +297,7 @@ class Reconnector:
         self.connection = connection
         self._refused.clear()  # another daemon may listen there by the next attempt
         finder = self._finder
-        finder.places.connected_at(finder.shard, finder.at, str(self.info.get("node")))
+        finder.shard_addresses.connected_at(finder.shard, finder.at, str(self.info.get("node")))
         self._lease_changed(connection)
         self._up.set()
         for source in self.sources:
@@ -306,7 +308,7 @@ class Reconnector:
         self.connection = None
         self._up.clear()
         self._end_search()
-        self._finder.places.connected_at(self._finder.shard, None)
+        self._finder.shard_addresses.connected_at(self._finder.shard, None)
         for source in self.sources:
             source.down()
         connection.give_up_requests()
@@ -327,14 +329,14 @@ class Reconnector:
                 "%s cannot reach its store, and its lease has ended: searching for another daemon",
                 connection.peer,
             )
-            self._finder.places.unleased.add(self._finder.shard)
+            self._finder.shard_addresses.unleased.add(self._finder.shard)
             self._searching = self.spawn(self._search_beside(connection))
 
     def _end_search(self) -> None:
         searching, self._searching = self._searching, None
         if searching is not None:
             searching.cancel()
-        self._finder.places.unleased.discard(self._finder.shard)
+        self._finder.shard_addresses.unleased.discard(self._finder.shard)
 
     async def _search_beside(self, connection: Connection) -> None:
         """Search for another daemon that serves the shard, and close the connection for it."""
@@ -346,8 +348,9 @@ class Reconnector:
 
         own = self._finder
         finder = Finder(
-            own.places, own.shard, self._greet, choose, self._connect_timeout_s, beside=own.at
-        )
+            own.shard_addresses, own.shard, self._greet, choose, self._connect_timeout_s,
+            beside=own.at,
+        )  # fmt: skip
         await finder.find()
         self._searching, self._newer = None, (newer[-1], finder.at)
         connection.abort(ConnectionLost("another daemon serves the shard now"))
@@ -446,9 +449,9 @@ class Reconnector:
             raise ConnectionLost(message) from None
         if not isinstance(info, dict):
             raise ProtocolError("HELLO's answer is not a map")
-        places = self._finder.places
-        places.learn(info)
-        shard = self._finder.shard if places.is_many else None
+        shard_addresses = self._finder.shard_addresses
+        shard_addresses.learn(info)
+        shard = self._finder.shard if shard_addresses.is_many else None
         not_active = standby(info, secure=self._tls is not None, shard=shard)
         if not_active is not None:
             raise not_active

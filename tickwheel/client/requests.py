@@ -1,9 +1,9 @@
 """Requests that wait for their answer.
 
 ``Outbox`` holds requests until they can be sent; ``Pauses`` holds requests until their next
-attempt. Enqueues and acks use both as well. ``Calls`` are requests of one caller each, sent again
-after a broken connection, or failed. No verb is known here. Invariant: a request is in one state
-only: waiting, pausing or sent.
+attempt. Enqueues and acks use both as well. ``Calls`` are requests of one caller each; when the
+connection breaks, a call is sent again or fails. No verb is known here. Invariant: a request is in
+one state only: waiting, pausing or sent.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def needs_loop(function: F, name: str, instead: str) -> F:
             ) from None
         return function(*args, **kwargs)
 
-    # Mocks with a specification, and others that inspect it, still see a coroutine function.
+    # Mocks with a specification, and other code that inspects it, still see a coroutine function.
     if hasattr(inspect, "markcoroutinefunction"):
         inspect.markcoroutinefunction(call)
     else:

@@ -1,23 +1,24 @@
 """A client's search for the daemon of a shard among several addresses.
 
-``Places`` has the known addresses of all shards; a ``Finder`` decides which of them to try when,
-and its creator passes the function that connects. Both know no frames. Invariants:
+``ShardAddresses`` has the known addresses of all shards; a ``Finder`` decides which of them to try
+when, and its creator passes the function that connects. Neither knows about frames. Invariants:
 
 * Addresses are tried one after the other, and concurrently when one does not answer soon ("Happy
   Eyeballs", RFC 8305): an address that accepts connections and never answers, such as a stopped
   process, delays no other. The first daemon that answers as active is chosen, and all other
-  attempts are closed before anything else is written. An attempt outlasts its round. At most
+  attempts are closed before anything else is written. An attempt can outlast its round. At most
   ``ATTEMPTS_MAX`` attempts run, plus one repetition: another connection to the first address of a
   round.
-* A daemon that hands its shard over can name its successor. The successor alone is tried while it
-  is a standby, for at most ``HANDOVER_S``; meanwhile the address of the old daemon comes last.
-* A round tries each address at most once and follows few hints, so that standbys that name each
-  other, or always new addresses, end in a pause. Hints add to the list and never replace it: a
-  wrong hint costs one attempt. A silent address comes last for a while.
-* While a daemon says that it does not lead, another is about to. Pauses are then short for as long
-  as a lease can take to end.
-* The finder of one of several shards asks ``Places`` for the list in every round, because shards
-  move.
+* A daemon that hands its shard over can name its successor. While the successor is a standby, it
+  alone is tried, for at most ``HANDOVER_S``. If it fails otherwise in that time, all addresses are
+  tried, that of the old daemon last.
+* A round tries each address at most once and follows few hints, so that it ends in a pause even if
+  standbys name each other or keep naming new addresses. Hints add to the list and never replace it:
+  a wrong hint costs one attempt. A silent address comes last for a while.
+* While a daemon answers that it does not lead, another will probably lead soon. Pauses are then
+  short for as long as a lease can take to end.
+* The finder of one of several shards asks ``ShardAddresses`` for the list in every round, because
+  shards move.
 * All finders of a client that search while a connection is open share one budget of requests and
   start at different moments.
 """
@@ -52,7 +53,7 @@ OTHERS_MAX = 8
 """Maximum addresses of other shards that one round of a search for a shard tries."""
 
 
-class Places:
+class ShardAddresses:
     """The known addresses of all shards' daemons, from answers to HELLO and open connections, and
     recent results of attempts at them. A wrong address costs attempts, nothing else."""
 
@@ -72,7 +73,7 @@ class Places:
         self._connected: dict[int, Address] = {}
         """Shard → address of its open connection."""
         self._last: dict[int, Address] = {}
-        """Shard → address of its last connection; a new daemon may not be announced yet."""
+        """Shard → address of its last connection, which may be newer than the announced one."""
         self.silent_until_s: dict[Address, float] = {}
         """Silent address → time until which it comes after all others."""
         self.redirected_s: dict[Address, float] = {}
@@ -82,12 +83,12 @@ class Places:
         self.nodes: dict[int, str] = {}
         """Shard → name of its connected daemon."""
         self.unleased: set[int] = set()
-        """Connected shards with daemons that report the end of their leases."""
+        """Connected shards whose daemons have reported that they no longer hold the lease."""
 
     @property
     def store_is_away(self) -> bool:
         """Whether daemons of several nodes have lost the store and no daemon is known that reaches
-        it: then no single node was cut off."""
+        it: then the store itself is away, rather than one node cut off from it."""
         named = {self.nodes[shard] for shard in self.unleased}
         return len(named) > 1 and len(self.unleased) == len(self.nodes)
 
@@ -145,8 +146,8 @@ BACKOFF_S_MAX = 5.0
 STANDBY_BACKOFF_S_MAX = 1.0
 """Maximum seconds before a standby is asked again: it may take over soon."""
 HANDOVER_S = 1.0
-"""Seconds after a good connection has ended in which a standby is expected to take over at any
-moment, because the old daemon has handed over."""
+"""For this many seconds after the end of a good connection, a standby is expected to take over at
+any moment, because the old daemon may have handed over."""
 HANDOVER_BACKOFF_S_MAX = 0.1
 """Maximum seconds of a pause within ``HANDOVER_S``."""
 TAKEOVER_BACKOFF_S_MAX = 0.2
@@ -165,21 +166,22 @@ SILENT_S = 3.0
 """Seconds for which a silent address comes after all others."""
 HINTS_MAX = 8
 """Maximum addresses outside the list that one round tries."""
-INFORMANTS_MAX = 3
-"""Maximum daemons that redirected in vain and are asked again in a round."""
-INFORMED_S = 0.05
-"""Seconds for which a redirection of another connection of the client counts towards
-``INFORMANTS_MAX``."""
+REDIRECTING_MAX = 3
+"""Maximum daemons without the shard that a round asks again."""
+REDIRECTED_S = 0.05
+"""Seconds for which a redirection of any search of the client counts towards
+``REDIRECTING_MAX``."""
 BESIDE_START_S = 0.5
 """Maximum seconds before a search beside a connection starts. The delay is random, because all
 clients of a daemon are notified at once."""
 BESIDE_SOON_S = 3.0
-"""Seconds of a search beside a connection with pauses as short as for a takeover, which happens
-soon or not at all."""
+"""Seconds at the start of a search beside a connection in which pauses are as short as for a
+takeover, which happens soon or not at all."""
 BESIDE_BACKOFF_S_MAX = 1.0
 """Maximum seconds of later pauses, and of all pauses while the store is away for all nodes."""
 BESIDE_PROBES_MAX = 2
-"""Maximum addresses that all searches of a client together try within one longest pause."""
+"""Maximum addresses that all searches of a client beside connections together try within a pause of
+the current maximum length."""
 NOWHERE = frozenset(("0.0.0.0", "::"))  # noqa: S104  # to refuse them
 """Listening addresses that other hosts cannot connect to."""
 
@@ -203,8 +205,8 @@ class Standby(NotActive):
 
 
 class Elsewhere(Unreachable):
-    """The answer of a daemon without the requested shard, with the address of the daemon that has
-    it if it names one."""
+    """The answer of a daemon without the requested shard. ``active``: the daemon that has it, if
+    the answer names one."""
 
     def __init__(self, message: str, active: Address | None) -> None:
         super().__init__(message)
@@ -276,7 +278,7 @@ class Finder:
     ---------  -------------------------------------------------  ---------------------------
     searching  a daemon answers as active                         connected
                a daemon names another                             searching, that one first
-               an address is quiet for ``APART_S``                searching, the next one beside
+               an address is quiet for ``APART_S``                searching, the next as well
                all addresses refuse for good, and none ever led   closed: ``find`` raises
                all addresses were tried                           resting
     resting    an earlier attempt answers as active               connected
@@ -292,14 +294,14 @@ class Finder:
                another daemon answers with an earlier epoch       doubting
                the connection ends                                searching
 
-    A finder that is ``beside`` a connection is doubting. It is a second object, so that the
-    search after the end of the connection starts afresh, and tries much less than a search
+    A finder that is ``beside`` a connection is doubting. It is a separate object, so that the
+    search after the end of the connection starts afresh. It tries much less than a search
     without a connection: if the store is away for all nodes, there is no daemon to find.
     """
 
     def __init__(
         self,
-        places: Places,
+        shard_addresses: ShardAddresses,
         shard: int,
         attempt: Attempt,
         choose: Callable[[Greeted], None],
@@ -309,17 +311,17 @@ class Finder:
     ) -> None:
         """``choose`` accepts the daemon that was found, or raises a TickwheelError. ``beside``: the
         address of the open connection, which is not tried."""
-        self.places, self.shard = places, shard
+        self.shard_addresses, self.shard = shard_addresses, shard
         self._attempt, self._choose = attempt, choose
         self._connect_timeout_s = connect_timeout_s
         self._beside = beside
         self._loop = asyncio.get_running_loop()
-        self._addresses: list[Address] = list(dict.fromkeys(places.around(shard)))
+        self._addresses: list[Address] = list(dict.fromkeys(shard_addresses.around(shard)))
         self._first = 0
         """The index of the first address in the next round; always 0 with several shards, where the
         shard's own address comes first."""
         self.at: Address | None = None
-        """The address of the last connection."""
+        """The address of the open connection, or of the daemon that ``find`` has chosen."""
         self._failures: dict[Address, TickwheelError] = {}
         """Each address's error since the last connection."""
         self._running: list[_Attempt] = []
@@ -333,12 +335,12 @@ class Finder:
         self.backoff_s = BACKOFF_S_MIN
         """Maximum seconds of the next pause."""
         self._was_active = beside is not None
-        self._left: Address | None = None
+        self._resigned: Address | None = None
         """The address of the daemon that has given up the shard."""
         self._successor: Address | None = None
-        """The successor that this daemon has named, while it alone is tried."""
+        """The successor that the last daemon has named, while only this successor is tried."""
         self._successor_until_s = 0.0
-        """When ``_left`` and ``_successor`` expire."""
+        """When ``_resigned`` and ``_successor`` expire."""
         self._handover_until_s = 0.0
         self._takeover_until_s = self._loop.time() + connect_timeout_s
         self._soon_until_s = self._loop.time() + BESIDE_SOON_S
@@ -374,7 +376,7 @@ class Finder:
         at, self.at = self.at, None
         if at is None:
             return
-        self._left = at if isinstance(error, (Draining, NotActive)) else None
+        self._resigned = at if isinstance(error, (Draining, NotActive)) else None
         self._successor, self._successor_until_s = successor, self._loop.time() + HANDOVER_S
         self._failures[at] = error
         if silent:
@@ -400,7 +402,7 @@ class Finder:
     def _backoff_s_max(self) -> float:
         now_s = self._loop.time()
         if self._beside is not None:
-            is_soon = now_s < self._soon_until_s and not self.places.store_is_away
+            is_soon = now_s < self._soon_until_s and not self.shard_addresses.store_is_away
             return TAKEOVER_BACKOFF_S_MAX if is_soon else BESIDE_BACKOFF_S_MAX
         if not self.any_standby:
             return BACKOFF_S_MAX
@@ -409,12 +411,12 @@ class Finder:
         return TAKEOVER_BACKOFF_S_MAX if now_s < self._takeover_until_s else STANDBY_BACKOFF_S_MAX
 
     def failure(self, waited_s: float) -> TickwheelError:
-        """Return the error for no connection, with each address's error."""
+        """Return the error for no connection after ``waited_s``, with each address's error."""
         addresses = dict.fromkeys((*self._addresses, *self._failures))
         details = "; ".join(
             f"{address_text(address)}: {self._report(address)}" for address in addresses
         )
-        shard = f" of shard {self.shard}" if self.places.is_many else ""
+        shard = f" of shard {self.shard}" if self.shard_addresses.is_many else ""
         if any(isinstance(error, NotActive) for error in self._failures.values()):
             return NotActive(f"no active daemon{shard} within {waited_s:g} s: {details}")
         return Unreachable(f"no daemon{shard} within {waited_s:g} s: {details}")
@@ -465,7 +467,7 @@ class Finder:
     async def _rest(self) -> Connection | None:
         """Pause after a round. If it had nothing to try, because every address is being tried, wait
         for an attempt to end. Return the connection, if an earlier attempt has made one."""
-        # An idle round beside a connection may only have found the budget used up.
+        # A round beside a connection may be idle only because the budget is used up.
         waits = self._is_idle and bool(self._running) and self._beside is None
         until_s = self._loop.time() + (0.0 if waits else self._pause_s())
         while waits or self._loop.time() < until_s:
@@ -480,7 +482,7 @@ class Finder:
         """Return the successor if it alone is to be tried: it was named recently, and has failed
         only as a standby since."""
         if self._loop.time() > self._successor_until_s:
-            self._successor = self._left = None
+            self._successor = self._resigned = None
         error = None if self._successor is None else self._failures.get(self._successor)
         is_running = any(attempt.address == self._successor for attempt in self._running)
         if is_running or not (error is None or isinstance(error, NotActive)):
@@ -489,32 +491,33 @@ class Finder:
 
     def _list(self) -> deque[Address]:
         """Return the addresses of a round in order."""
-        places, now_s = self.places, self._loop.time()
-        self._addresses = list(dict.fromkeys(places.around(self.shard)))
-        self._first = 0 if places.is_many else self._first
-        _expire(places.silent_until_s, now_s)
+        shard_addresses, now_s = self.shard_addresses, self._loop.time()
+        self._addresses = list(dict.fromkeys(shard_addresses.around(self.shard)))
+        self._first = 0 if shard_addresses.is_many else self._first
+        _expire(shard_addresses.silent_until_s, now_s)
         if self._beside is not None:
             return deque(self._probes(now_s))
-        _expire(places.redirected_s, now_s - self._connect_timeout_s)
+        _expire(shard_addresses.redirected_s, now_s - self._connect_timeout_s)
         order = self._addresses[self._first :] + self._addresses[: self._first]
-        redirected = places.redirected_s
-        uninformed = [a for a in order[1:] if isinstance(self._failures.get(a), Elsewhere)]
-        uninformed.sort(key=lambda address: redirected.get(address, 0.0))
-        fresh = sum(now_s - at_s < INFORMED_S for at_s in redirected.values())
-        spared = set(uninformed[max(INFORMANTS_MAX - fresh, 0) :])
+        redirected = shard_addresses.redirected_s
+        redirecting = [a for a in order[1:] if isinstance(self._failures.get(a), Elsewhere)]
+        redirecting.sort(key=lambda address: redirected.get(address, 0.0))
+        fresh = sum(now_s - at_s < REDIRECTED_S for at_s in redirected.values())
+        spared = set(redirecting[max(REDIRECTING_MAX - fresh, 0) :])
         order = [address for address in order if address not in spared]
-        order.sort(key=lambda address: (address == self._left, address in places.silent_until_s))
+        silent = shard_addresses.silent_until_s
+        order.sort(key=lambda address: (address == self._resigned, address in silent))
         return deque(order)
 
     def _probes(self, now_s: float) -> Sequence[Address]:
-        """Return the first address, unless it is the connection's, and those that were tried
-        longest ago, within the budget of all finders beside a connection."""
-        places, window_s = self.places, self._backoff_s_max()
+        """Return the first address, unless it is the connection's, and the addresses that were
+        tried longest ago, within the budget of all finders beside a connection."""
+        shard_addresses, window_s = self.shard_addresses, self._backoff_s_max()
         named = [address for address in self._addresses[:1] if address != self._beside]
         self._addresses = [address for address in self._addresses if address != self._beside]
-        silent, probed_s = places.silent_until_s, places.probed_s
+        silent, probed_s = shard_addresses.silent_until_s, shard_addresses.probed_s
         _expire(probed_s, now_s - BESIDE_BACKOFF_S_MAX)
-        most = 1 if places.store_is_away else BESIDE_PROBES_MAX
+        most = 1 if shard_addresses.store_is_away else BESIDE_PROBES_MAX
         fresh = sum(now_s - at_s < window_s for at_s in probed_s.values())
         rest = [address for address in self._addresses if address not in named]
         rest.sort(key=lambda address: (address in silent, probed_s.get(address, 0.0)))
@@ -522,7 +525,7 @@ class Finder:
 
     def _follow_hints(self, waiting: deque[Address]) -> None:
         for hint in self._hints:
-            if hint in self.places.silent_until_s:
+            if hint in self.shard_addresses.silent_until_s:
                 waiting.append(hint)
             else:
                 waiting.appendleft(hint)
@@ -553,7 +556,7 @@ class Finder:
         self._tried.add(address)
         self._is_idle = False
         if self._beside is not None:
-            self.places.probed_s[address] = self._loop.time()
+            self.shard_addresses.probed_s[address] = self._loop.time()
         is_second = any(attempt.address == address for attempt in self._running)
         task = self._loop.create_task(self._attempt(address, self._patience_s(address)))
         self._running.append(_Attempt(address, task, self._loop.time(), is_second))
@@ -599,7 +602,7 @@ class Finder:
         if self._addresses == [address]:
             return self._connect_timeout_s
         count = len(self._addresses)
-        if self.places.is_many:
+        if self.shard_addresses.is_many:
             count = min(count, SLOW_ADDRESSES)
         return min(ATTEMPT_S_MAX, self._connect_timeout_s / count)
 
@@ -609,11 +612,11 @@ class Finder:
         if isinstance(error, Silent):
             self._mark_silent(address)
         else:
-            self.places.silent_until_s.pop(address, None)
+            self.shard_addresses.silent_until_s.pop(address, None)
         if isinstance(error, Elsewhere):
-            self.places.redirected_s[address] = self._loop.time()
+            self.shard_addresses.redirected_s[address] = self._loop.time()
         hint = error.active if isinstance(error, Redirect) else None
-        if isinstance(error, Standby) and hint == self._left:
+        if isinstance(error, Standby) and hint == self._resigned:
             hint = None  # it does not know yet that it is about to take over from that daemon
         if hint is not None and self._is_worth_trying(hint):
             self._hints.append(hint)
@@ -621,4 +624,4 @@ class Finder:
             LOGGER.warning("%s: %s: %s", address_text(address), error.code, error.message)
 
     def _mark_silent(self, address: Address) -> None:
-        self.places.silent_until_s[address] = self._loop.time() + SILENT_S
+        self.shard_addresses.silent_until_s[address] = self._loop.time() + SILENT_S

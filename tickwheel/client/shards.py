@@ -1,9 +1,9 @@
 """A client over several shards: where requests and tasks go.
 
-``Shards`` has a link to each shard, of which one exists when the client learns of the others. It
-routes verbs by their ``Verb.routing``, and gives each task to the producer of its shard.
-``merging.py`` has the rules that merge answers. A client imports both modules only when it has
-learnt of several shards. Invariants:
+``Shards`` has a link to each shard; the first link exists already when the client learns that there
+are several shards. It routes verbs by their ``Verb.routing``, and gives each task to the producer
+of its shard. ``merging.py`` has the rules that merge answers. A client imports both modules only
+when it has learnt of several shards. Invariants:
 
 * A task with a basis (its ``shard_by``, order key or key) goes to shard crc32(basis) mod the number
   of shards, and nowhere else, even when that shard is unreachable. A task without a basis goes to
@@ -44,7 +44,7 @@ from tickwheel.client.merging import (
 )
 from tickwheel.client.producer import Batch, ColumnBatch, Producer, failure, outcomes_of
 from tickwheel.client.requests import own_name, own_number, raise_first, read
-from tickwheel.client.search import Places
+from tickwheel.client.search import ShardAddresses
 from tickwheel.client.subscription import JOIN_S, SpreadSubscription
 from tickwheel.client.tasks import FRAME_BYTES, size_of
 from tickwheel.errors import (
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 CLAIM_TRIES = 3
 """Attempts to claim a name after ending an earlier claim that was not used."""
 WAIT_MS = 1_000
-"""Milliseconds that a pull waits at a shard at a time; later deliveries are released."""
+"""Milliseconds that a pull waits at all shards at once; it releases deliveries after the first."""
 
 TOGETHER = 512
 """Consecutive tasks without a basis that go to one shard before the next shard is chosen."""
@@ -104,29 +104,31 @@ def checked_basis(options: Mapping[str, Any]) -> str | None:
 class Shards:
     """All shards of one client."""
 
-    def __init__(self, own: Link, urls: Sequence[str], place: tuple[int, int]) -> None:
+    def __init__(self, own: Link, urls: Sequence[str], shard_and_count: tuple[int, int]) -> None:
         """``own``: the first link; ``urls``: of all shards, "" for a shard without a daemon;
-        ``place``: the index of the own shard and the number of shards. Raise ConnectionLost if
+        ``shard_and_count``: the shard of ``own``, and the number of shards. Raise ConnectionLost if
         some shards use TLS and others do not."""
-        options = own.options
+        options, (own_shard, count) = own.options, shard_and_count
         for shard, url in enumerate(urls):
-            if url and shard != place[0] and is_secure(url) != (options.tls is not None):
+            if url and shard != own_shard and is_secure(url) != (options.tls is not None):
                 raise ConnectionLost(
                     f"shard {shard} is at {url:.200}: either all shards or none must use TLS"
                 )
-        places = Places(place[1], options.addresses, secure=options.tls is not None)
-        places.learn(own.reconnector.info)
-        own.place, own.places = place, places
-        own.reconnector.follow(places, place[0])
+        addresses = ShardAddresses(count, options.addresses, secure=options.tls is not None)
+        addresses.learn(own.reconnector.info)
+        own.shard_and_count, own.shard_addresses = shard_and_count, addresses
+        own.reconnector.follow(addresses, own_shard)
         self.links: Sequence[Link] = [
-            own if shard == place[0] else Link(options, place=(shard, place[1]), places=places)
-            for shard in range(place[1])
+            own
+            if shard == own_shard
+            else Link(options, shard_and_count=(shard, count), shard_addresses=addresses)
+            for shard in range(count)
         ]
         self.own = own
         self._others = [link for link in self.links if link is not own]
         self._reconnector = own.reconnector
         self._is_closed = False
-        self._next = place[0]
+        self._next = own_shard
         """The shard that got the last task without a basis."""
         self._filling: Producer | None = None
         """The producer of tasks without a basis."""
@@ -160,18 +162,18 @@ class Shards:
         self._next = best
         return links[best]
 
-    async def place_of_transaction(
+    async def link_of_transaction(
         self,
-        place: tuple[Link, int] | None,
+        last: tuple[Link, int] | None,
         name: str,
         wires: Sequence[WireTask],
         until_s: float | None,
     ) -> tuple[Link, int]:
-        """Return the link to the shard of a transaction with these half tasks, and the number of
-        the claim of its name there; 0: no claim is needed. ``place``: the shard of its earlier half
-        tasks. Raise BadRequest if the tasks belong to several shards, Conflict if another client
-        uses the name in another shard."""
-        home = None if place is None else place[0]
+        """Return the link to the shard that gets a transaction's half tasks ``wires``, and the
+        number of the claim of its name; 0: no claim is needed. ``last``: the result for its earlier
+        half tasks. Raise BadRequest if the tasks belong to several shards, Conflict if another
+        client uses the name in another shard."""
+        home = None if last is None else last[0]
         bases = {checked_basis(wire[3]) for wire in wires if len(wire) == 4} - {None}
         homes = {shard_of(basis, len(self.links)) for basis in bases if basis is not None}
         current = next((n for n, link in enumerate(self.links) if link is home), None)
@@ -181,8 +183,8 @@ class Shards:
                 f" several: {', '.join(sorted(map(str, bases)))}; give all of them the same"
                 " shard_by. The first tasks choose the shard, and tasks without a key follow"
             )
-        if place is not None:
-            return place
+        if last is not None:
+            return last
         wanted, topic = homes.pop() if homes else None, wires[0][0]
         shard, number = await self._claim("transaction", name, topic, wanted, until_s)
         return self.opened(self.links[shard]), number
@@ -201,22 +203,23 @@ class Shards:
             answer = await self._ask(self.links[at], verb, fields, until_s)
             return read(lambda raw: (int(raw["shard"]), int(raw["number"])), answer)
 
-        place = home if wanted is None else wanted
+        requested = home if wanted is None else wanted
         for _ in range(CLAIM_TRIES):
-            shard, number = await ask(home, place, 0, is_over=False)
+            shard, number = await ask(home, requested, 0, is_over=False)
             if wanted is None or shard == wanted:
                 return shard, number
-            # The claim may not have been used, and may never be.
+            # Another client has claimed the name for ``shard`` and may never use the claim. End it
+            # there (an answer other than 0: the claim was used), then at the home, and try again.
             if not number or (await ask(shard, shard, number, is_over=True))[1]:
                 break
             await ask(home, shard, number, is_over=True)
         way_out = "delete it first" if kind == "schedule" else "choose another name"
         raise Conflict(
-            f"{kind} {name} is in shard {shard}, but the keys of its tasks belong to shard {place}:"
-            f" use the key or shard_by of the existing tasks, or {way_out}"
+            f"{kind} {name} is in shard {shard}, but the keys of its tasks belong to shard"
+            f" {requested}: use the key or shard_by of the existing tasks, or {way_out}"
         )
 
-    def answer_checks(self) -> None:
+    def connect_for_checks(self) -> None:
         """Connect to all shards if the client answers checks of transactions."""
         if self.own.options.checks.handlers:
             for link in self._others:
@@ -230,9 +233,9 @@ class Shards:
         return link
 
     async def close(self) -> None:
-        """Close all links except the own one, which could not connect and may find other shards."""
+        """Close the other links: ``own`` could not connect, and may find other shards next time."""
         self._is_closed = True
-        self.own.place = self.own.places = None
+        self.own.shard_and_count = self.own.shard_addresses = None
         await close_all(self._others, 0.0)
 
     # --- enqueues -------------------------------------------------------------------------------
@@ -360,17 +363,17 @@ class Shards:
 
     async def _ask_ids(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
         names = [field.name for field in verb.request_type.places()]
-        place = names.index("pairs" if "pairs" in names else "ids")
-        if fields[place] is None:
+        position = names.index("pairs" if "pairs" in names else "ids")
+        if fields[position] is None:
             return await self._ask_all(verb, fields, until_s)
         groups: dict[int, list[int]] = {}
-        for index, item in enumerate(fields[place]):
+        for index, item in enumerate(fields[position]):
             for shard in self.shards_of(item if isinstance(item, int) else item[0]):
                 groups.setdefault(shard, []).append(index)
 
         async def ask(shard: int, indexes: Sequence[int]) -> Sequence[Any]:
-            part = [fields[place][index] for index in indexes]
-            shard_fields = (*fields[:place], part, *fields[place + 1 :])
+            part = [fields[position][index] for index in indexes]
+            shard_fields = (*fields[:position], part, *fields[position + 1 :])
             answer = await self._ask(self.links[shard], verb, shard_fields, until_s)
             if not isinstance(answer, tuple) or len(answer) != len(part):
                 raise ProtocolError(f"the daemon's answer does not have {len(part)} elements")
@@ -379,7 +382,7 @@ class Shards:
         return tuple(await ask_in_parts(groups, ask))
 
     async def _ask_task(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
-        """Return the answer of the shard that has the task, or name unreachable ones that may."""
+        """Return the explanation of a task, which names unreachable shards that may have it."""
         task_id = fields[0]
         shards = range(len(self.links)) if task_id is None else self.shards_of(task_id)
         soon_s = asyncio.get_running_loop().time() + ANSWERS_S
@@ -432,7 +435,7 @@ class Shards:
         """Ask all shards in turn, in the order of ``links``. The first error ends it, and the
         caller can repeat the call. A shard that has no such object is skipped."""
         if verb.name in ("reset_group", "make_bulk") and fields[-1].get("id") is None:
-            # The same name in each shard, so that it is listed and cancelled as one.
+            # The same id in each shard, so that the operation is listed and cancelled as one.
             fields = (*fields[:-1], {**fields[-1], "id": own_name("reset")})
         ends: list[Any] = []
         for shard, link in enumerate(links or self.links):
@@ -447,8 +450,8 @@ class Shards:
         self, verb: Verb, fields: tuple[Any, ...], until_s: float | None
     ) -> Any:
         """Start a restore in all shards under one id, or in none: each restores its own backup into
-        its own file; named tasks are asked of the shards that may have them. Shards that may be
-        away are asked first, so that no other starts in vain."""
+        its own file. A restore of single tasks starts in the shards that may have them. Shards that
+        may be away are asked first, so that no other starts in vain."""
         into, options = fields
         options = {"id": own_number(), **options}
         parts = self._restored_ids(options)
@@ -506,7 +509,7 @@ class Shards:
     async def _ask_home_first(
         self, verb: Verb, fields: tuple[Any, ...], until_s: float | None
     ) -> Any:
-        """Ask the home of a topic's settings, whose error ends it, and then the others. A shard
+        """Ask the home of a topic's settings, and unless it refuses, then the others. A shard
         that is unreachable, or does not know the group yet, follows the home by itself."""
         home, others = self._home_and_others(fields[0])
         first = await self._ask(home, verb, fields, until_s)
@@ -568,10 +571,10 @@ class Shards:
         name, options = fields[0], fields[-1]
         basis = checked_basis(options.get(NewSchedule.field("task").name) or {})
         home = self.of_basis(name if basis is None else basis)
-        place, topic = self.links.index(home), options.get("topic")
-        _, number = await self._claim("schedule", name, topic, place, until_s)
+        shard, topic = self.links.index(home), options.get("topic")
+        _, number = await self._claim("schedule", name, topic, shard, until_s)
         if number:
-            claim, claimed = VERBS["claim_schedule"], {"shard": place, "number": number}
+            claim, claimed = VERBS["claim_schedule"], {"shard": shard, "number": number}
             fields_of_claim = claim.request_type.to_frame({"name": name, "topic": topic, **claimed})
             await self._ask(home, claim, fields_of_claim, until_s)
         show = VERBS["show_schedule"]
@@ -612,7 +615,7 @@ class Shards:
                         return
 
     async def page(self, verb: Verb, query: Raw, until_s: float | None) -> Raw:
-        """Return a page of a listing of all shards, like a single daemon; ``after`` is ``next`` of
+        """Return a page of a listing of all shards, as one daemon would; ``after`` is ``next`` of
         the previous page. Consumers are listed shard by shard, everything else in the order of the
         list."""
         if verb.name == "consumers":
@@ -626,23 +629,23 @@ class Shards:
         return page_of(verb, query, answers)
 
     async def _page_in_turn(self, verb: Verb, query: Raw, until_s: float | None) -> Raw:
-        """Return a page that continues in the next shard at the end of one. ``next`` combines the
-        place in a shard with the shard's index."""
+        """Return a page that continues with the next shard where a shard's list ends. ``next``
+        combines the position in a shard's list with the shard's index."""
         count, limit, rows = len(self.links), limit_of(verb, query), list[Raw]()
-        place, shard = divmod(query.get("after") or 0, count)
+        position, shard = divmod(query.get("after") or 0, count)
         while True:
-            part = {**query, "after": place, "limit": limit - len(rows)}
+            part = {**query, "after": position, "limit": limit - len(rows)}
             answer = await self._ask(self.links[shard], verb, (part,), until_s)
             rows += answer[verb.pages]
-            place = answer["next"]
-            if place is None:
-                place, shard = 0, shard + 1
+            position = answer["next"]
+            if position is None:
+                position, shard = 0, shard + 1
             if shard == count or len(rows) >= limit:
-                following = None if shard == count else place * count + shard
+                following = None if shard == count else position * count + shard
                 return {**answer, verb.pages: rows, "next": following}
 
     async def _page_of_bulks(self, query: Raw) -> Raw:
-        """Return a page of bulk operations, of which all shards together keep few."""
+        """Return a page of bulk operations. All are read, because the shards keep only a few."""
         wanted = {name: query[name] for name in ("topic", "state") if name in query}
         operations = [item.raw async for item in self.pages(VERBS["list_bulk"], wanted, None, None)]
         after, start = query.get("after"), 0
@@ -658,7 +661,7 @@ class Shards:
     # --- consumers ------------------------------------------------------------------------------
 
     def parts(self, front: Subscription) -> SpreadSubscription:
-        """Return a subscription on each shard for this front."""
+        """Return the subscriptions on all shards, which deliver to ``front``."""
 
         async def subscriptions_at(shard: int) -> Subscriptions:
             link = self.links[shard]
@@ -775,7 +778,7 @@ def _join(
     sent: Sequence[tuple[list[int], asyncio.Future[Any]]], count: int, joined: asyncio.Future[Any],
     _: object,
 ) -> None:  # fmt: skip
-    """Give ``joined`` the outcomes of one caller's tasks in several shards, which have arrived."""
+    """Give ``joined`` the outcomes, which have all arrived, of one caller's tasks in the shards."""
     if joined.done():
         return
     outcomes: dict[int, Receipt | TickwheelError] = {}

@@ -4,7 +4,7 @@
 number in DELIVER frames; ``SubscribeOptions`` are the options of a subscription, sent again after
 every reconnect; ``AutoAck`` settles deliveries that their reader has finished; ``Buffer`` holds
 unread deliveries while their leases are extended; ``SpreadSubscription`` has the subscriptions on
-several shards behind one front.
+several shards behind one subscription, the front.
 
 Invariants: nothing is acked here; unread deliveries are released at the end without counting an
 attempt; no delivery is read after ``close``, or with a lease that may have ended as far as this
@@ -157,17 +157,14 @@ class AutoAck:
     learn how the body of its ``async for`` ended, so the rules are:
 
     * When an ``async for`` (or ``aiter()``, or ``batches()``) asks for the next delivery, the
-    previous
-      one is acked, even if the body caught an exception. The same holds for a new ``async for`` in
-      the same task of the event loop.
+      previous one is acked, even if the body caught an exception. The same holds for a new
+      ``async for`` in the same task of the event loop.
     * When ``async with`` ends without an exception (``break``, ``return``, the end), that task's
       deliveries are acked.
     * When an exception leaves ``async with``, that task's deliveries are nacked, with "Type: text"
-    as
-      the reason; after a cancellation they are released.
+      as the reason; after a cancellation they are released.
     * Without ``async with`` a ``break`` or an exception goes unnoticed, and so do the bodies of
-    other
-      tasks: the lease ends, and the task is delivered again.
+      other tasks: the lease ends, and the task is delivered again.
 
     A delivery that the body settled itself (``ack``, ``nack``, …) is left alone. Leases are not
     extended while a body runs.
@@ -182,7 +179,7 @@ class AutoAck:
         for reader in self._readers:
             if reader.task is task:
                 reader.ack()
-        # No task reads for bodies of ended tasks any more; their leases end by themselves.
+        # Nobody asks the readers of ended tasks for more; their leases end by themselves.
         others = [r for r in self._readers if r.task is not None and not r.task.done()]
         new = Reader(take)
         self._readers = [*(reader for reader in others if reader.task is not task), new]
@@ -523,8 +520,8 @@ class Subscription:
             self._extender.begin()
 
     def _hold_back(self) -> None:
-        """Request no more while the buffer is full: of bytes, and, where no acks limit the daemon,
-        of deliveries."""
+        """Request no more while the buffer has too many bytes or, where no acks limit the daemon,
+        too many deliveries."""
         is_full = self._buffer.size_bytes >= self._bytes_max or (
             not self.leased and len(self._buffer) >= self._prefetch
         )
@@ -563,8 +560,9 @@ class Subscription:
             self._reconnector.spawn(self._send_credit())
 
     def keep_leases(self, in_hand: Callable[[], Iterable[InHand]] = tuple) -> Leases:
-        """Return leases that extend those of deliveries that were read: the ones held, and
-        ``in_hand``. Requires ``start``, which learns the length of leases. The caller closes it."""
+        """Return a ``Leases``, which extends leases of deliveries that were read: those passed to
+        ``hold`` and those of ``in_hand``. Requires ``start``, which learns the length of leases.
+        The caller closes the ``Leases``."""
         if self._parts is not None:
             return self._parts.keep_leases(in_hand)
         return Leases(self._all.calls, self.topic, self.group, self.lease_s, in_hand)
@@ -674,7 +672,8 @@ class Subscriptions(Source):
         codec: Codec = PLAIN,
         parts: Callable[[Subscription], Awaitable[SpreadSubscription | None]] | None = None,
     ) -> None:
-        """``parts`` returns the subscriptions on all shards for a front, if there are several."""
+        """``parts`` returns the subscriptions on all shards that deliver to a front subscription;
+        None: there is one shard."""
         self._codec = codec
         self.buffer_bytes_max = BUFFER_BYTES_MAX
         self.reconnector = reconnector
@@ -692,8 +691,8 @@ class Subscriptions(Source):
         return Subscription(self, self._last_number, subscribe_options, prefetch)
 
     async def parts(self, front: Subscription) -> SpreadSubscription | None:
-        """Return the subscriptions on all shards, if there are several. Raise if that is
-        unknown."""
+        """Return the subscriptions on all shards that deliver to ``front``; None: there is one
+        shard. Raise if the number of shards is unknown."""
         return None if self._parts is None else await self._parts(front)
 
     def check_prefetch(self, prefetch: Any) -> None:
@@ -855,12 +854,12 @@ def subscribe_options(
 
 
 EXTEND_BELOW = 0.55
-"""Share of a lease below which it is extended: after 0.45 to 0.5 of the lease has passed."""
+"""Remaining share of a lease below which it is extended: when 0.45 to 0.5 of it has passed."""
 
 
 class Buffer:
-    """Batches of deliveries in order of arrival. Those from before a broken connection are kept
-    apart: others may have their tasks, so they wait until the daemon has extended their leases."""
+    """Batches of deliveries in order of arrival. Batches from before a broken connection are kept
+    apart until the daemon has extended their leases, because other consumers may have the tasks."""
 
     def __init__(self, lease_s: float) -> None:
         self.lease_s = lease_s
@@ -1065,7 +1064,7 @@ class SpreadSubscription:
         self._leases: list[SpreadLeases] = []
         self._joining: set[asyncio.Task[None]] = set()
         self._shares = self._equal_shares(front._prefetch)
-        """The prefetch of each shard, at least the value that its daemon may currently use."""
+        """The prefetch of each shard, never below the value that its daemon may currently use."""
         self._dividing = asyncio.Lock()
         self._balancing: asyncio.Task[None] | None = None
 
@@ -1135,7 +1134,7 @@ class SpreadSubscription:
             except TickwheelError as error:
                 if not error.retryable:
                     raise
-                # The part subscribes again with this share when the shard is back: do not join
+                # When the shard is back, the part subscribes again with this share: do not join
                 # twice.
 
     def _join_later(self, shard: int) -> None:

@@ -34,7 +34,8 @@ WireTask = tuple[Any, ...]
 """``(topic, body, delay_ms)`` or ``(topic, body, delay_ms or None, options)``."""
 
 PLAIN_BYTES = 24
-"""Bytes of a task's array, its delay, and the headers of body and topic; each letter is a byte."""
+"""Bytes of a task's array, its delay, and the headers of body and topic. A topic's letter is one
+byte."""
 PLAIN_DELAY_S_MAX = 1e9
 """Seconds of a delay above which the slow path checks it."""
 FRAME_BYTES = 32
@@ -174,8 +175,7 @@ class TaskChecker:
         return self._fitting((topic, body, delay_ms, options), size, field)
 
     def check_all(self, tasks: Iterable[Task]) -> tuple[list[WireTask], list[int]]:
-        """Return every checked task, and their sizes. Raise the error of the first invalid
-        task."""
+        """Return all checked tasks, and their sizes. Raise the error of the first invalid task."""
         wires: list[WireTask] = []
         sizes: list[int] = []
         names, limits, is_packed = self._names, self.limits, self.codec is not None

@@ -63,9 +63,9 @@ class Transaction:
         self._doubt: BaseException | None = None
         """The error after which it is unknown whether a half task was stored."""
         self._outcome = ""
-        self._place: tuple[Link, int] | None = None
-        """With several shards: the link to the shard of its tasks, once chosen, and the number
-        under which that shard claimed its name."""
+        self._link_and_claim: tuple[Link, int] | None = None
+        """With several shards: the link to the shard of its tasks, once chosen, and the number of
+        the claim of its name."""
 
     # --- half tasks -----------------------------------------------------------------------------
 
@@ -95,7 +95,8 @@ class Transaction:
         _refuse_rules(wires)
         shards = await client._know_shards(until_s)
         if shards is not None:
-            self._place = await shards.place_of_transaction(self._place, self.id, wires, until_s)
+            last = self._link_and_claim
+            self._link_and_claim = await shards.link_of_transaction(last, self.id, wires, until_s)
         limits = client._reconnector.limits
         parts = []
         for start, end in frame_slices(sizes, limits, limits.tasks_per_frame_max):
@@ -106,8 +107,8 @@ class Transaction:
 
     async def _prepare(self, part: int, wires: list[WireTask], until_s: float | None) -> None:
         options: dict[str, Any] | None = {"from": "commit"} if self._from_commit else None
-        if self._place is not None and self._place[1]:
-            options = {**(options or {}), "claim": self._place[1]}
+        if self._link_and_claim is not None and self._link_and_claim[1]:
+            options = {**(options or {}), "claim": self._link_and_claim[1]}
         fields = (self.id, self.group, part, wires, options)
         try:
             answer = await self._call(FrameType.PREPARE, *fields, until_s=until_s)
@@ -151,7 +152,7 @@ class Transaction:
 
     async def _call(self, kind: FrameType, *fields: Any, until_s: float | None) -> Any:
         self._client._ready()
-        link = self._client._link if self._place is None else self._place[0]
+        link = self._client._link if self._link_and_claim is None else self._link_and_claim[0]
         return await link.ask(kind, *fields, until_s=until_s)
 
     def _end(self, outcome: str) -> None:

@@ -1,4 +1,4 @@
-"""Client verbs that need more than one request and its answer.
+"""Client verbs that do more than send one request and return its answer.
 
 All others are generated (``generated.py``) from their declarations. These verbs send several
 requests, or return less than the daemon answers.
@@ -297,7 +297,7 @@ class HandwrittenVerbs(GeneratedVerbs):
                 if link.connected and link.state == "open":
                     link.answers.up()
             if self._shards is not None:
-                self._shards.answer_checks()
+                self._shards.connect_for_checks()
             return handler
 
         return register

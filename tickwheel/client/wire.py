@@ -88,7 +88,7 @@ class LinkedClient(Client):
         """Whether a request waits to be sent or answered."""
         return self._state == "open" and self._reconnector.is_asking
 
-    async def is_back(self, timeout_s: float) -> None:
+    async def wait_connected(self, timeout_s: float) -> None:
         """Wait until the client is connected again, if it has ever connected. Raise Unreachable."""
         if self._state == "open":
             await self._reconnector.wait_up(timeout_s)
@@ -237,12 +237,12 @@ class WireClient(LinkedClient):
         return stored
 
     async def prepare(self, name: str, group: str, part: int, tasks: Any, options: Any) -> Any:
-        """Store half tasks in the shard that holds the claim to the transaction's name."""
+        """Store half tasks in the shard for which the transaction's name is claimed."""
         shards = await self._know_shards()
         self.checked_size(tasks)
         home = self._link
         if shards is not None:
-            home, claim = await shards.place_of_transaction(None, name, tasks, None)
+            home, claim = await shards.link_of_transaction(None, name, tasks, None)
             options = {**options, "claim": claim} if claim else options
         return await home.ask(FrameType.PREPARE, name, group, part, tasks, options)
 

@@ -56,7 +56,7 @@ def lifespan(
     end. ``inner`` is the application's own lifespan, which finds the client in
     ``app.state.tickwheel``. Without a daemon the application does not start (Unreachable). With
     ``wait`` it starts, calls raise Unreachable, and the worker waits until a daemon is available.
-    In a test, an application runs on a test wheel in a block of the wheel's ``serving``.
+    In a test, the application runs on a test wheel inside the wheel's ``serving`` block.
     """
 
     @asynccontextmanager

@@ -68,7 +68,7 @@ class Tickwheel:
         if clients is None:
             raise RuntimeError("the application has no Tickwheel: call tickwheel.init_app(app)")
         client = clients.get("client")
-        if client is None:  # concurrent threads get the same client; others never connect
+        if client is None:  # concurrent threads get the first client; surplus ones never connect
             client = clients.setdefault("client", Client(**client_options(app)))
         return client
 

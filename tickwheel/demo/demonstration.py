@@ -240,8 +240,8 @@ class Bench:
                 ahead_s = began + number / per_s - time.monotonic()
                 if ahead_s > 0.002:
                     await asyncio.sleep(ahead_s)
-                late_ms = time.time_ns() // 1_000_000 - first_ms + int(LEAD_S * 1000)
-                offset_ms = number * 1000 / per_s - late_ms
+                elapsed_ms = time.time_ns() // 1_000_000 - first_ms + int(LEAD_S * 1000)
+                offset_ms = number * 1000 / per_s - elapsed_ms
                 delay_s = max(0.0, LEAD_S + offset_ms / 1000)
                 future = self._client.enqueue_nowait(self._topic, self._body, delay=delay_s)
                 waiting.add(future)

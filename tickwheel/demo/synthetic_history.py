@@ -3,7 +3,7 @@
 It is used to try out and measure reports. This module knows the names of segments, but no daemon,
 and reads no clock. Invariants:
 
-* Every line contains ``"synthetic": true``, so that its figures are not mistaken for real figures.
+* Every line contains ``"synthetic": true``, so that figures from it are not mistaken for real ones.
 * The same arguments generate the same bytes.
 * Memory contains pending tasks, not the whole history. Hours are generated in order, and a task
   waits until the hour in which it is due.
@@ -163,13 +163,13 @@ class _Generator:
                 text += f',"key":"{load.key}-{int(uniform() ** 2 * load.keys)}"'
             put(at_ms, "enqueued", text)
             if uniform() < CANCELLED + RESCHEDULED and due_ms - at_ms > 2_000:
-                moved_ms = at_ms + int(uniform() * (due_ms - at_ms - 1_000)) + 1
+                changed_ms = at_ms + int(uniform() * (due_ms - at_ms - 1_000)) + 1
                 if rng.random() < CANCELLED / (CANCELLED + RESCHEDULED):
-                    put(moved_ms, "cancelled", f'"task_id":"{task}","topic":"{load.topic}"')
+                    put(changed_ms, "cancelled", f'"task_id":"{task}","topic":"{load.topic}"')
                     continue
                 due_ms += int(uniform() * HOUR_MS)
                 text = f'"task_id":"{task}","topic":"{load.topic}","due_ms":{due_ms}'
-                put(moved_ms, "rescheduled", text)
+                put(changed_ms, "rescheduled", text)
             pending[(due_ms - begin_ms) // HOUR_MS].append((due_ms, task, index))
 
     # --- deliveries -------------------------------------------------------------------------

@@ -194,8 +194,8 @@ class Delivery:
         return max(1, self._core.steps_left // group.judge.steps)
 
     def _dispatch_alone(self, group: Group) -> int:
-        """Lease a task whose consumers have died to a connection without other deliveries. Return
-        the number of tasks that were tried, 0 or 1."""
+        """Lease an isolated task to a connection without other deliveries. Return the number of
+        tasks that were tried, 0 or 1."""
         mono_ms = self._leasing.mono_ms
         pair = self._isolation.next(group, mono_ms)
         if pair is None:
@@ -225,14 +225,14 @@ class Delivery:
         if lease_batch is None:
             return self._divide(group, ordering, ids, room)
         preferred: Sequence[Subscriber | None] = [None] * len(ids)
-        had_them = False
+        are_last = False
         if lease_batch.marks is not None:
-            preferred, had_them = ordering.preferences.preferred(lease_batch.marks)
+            preferred, are_last = ordering.preferences.preferred(lease_batch.marks)
         parts, has_others = share_out(preferred, room)
         self._leasing.take(group, lease_batch)
         for subscriber, places in parts.items():
             part = lease_batch.part(places)
-            if part.marks is not None and (has_others or not had_them):
+            if part.marks is not None and (has_others or not are_last):
                 ordering.preferences.remember(part.marks, subscriber)
             group.able.move_to_end(subscriber)
             self._leasing.lease_as_batch(group, subscriber, part)
@@ -637,7 +637,7 @@ def share_out(
 ) -> tuple[dict[Subscriber, list[int]], bool]:
     """Distribute the indexes of ``preferred`` among subscribers: each goes to its preferred
     subscriber if that has room, otherwise to another one. Return (subscriber → indexes, whether an
-    index went to others). ``room`` must suffice for all indexes."""
+    index went to another one). ``room`` must suffice for all indexes."""
     numbers: dict[Any, int] = {subscriber: number for number, subscriber in enumerate(room)}
     choices: Any = list(map(numbers.get, preferred, repeat(len(room))))
     places = sorted(range(len(preferred)), key=choices.__getitem__)
@@ -661,7 +661,7 @@ def share_out(
 
 
 class RowReading:
-    """Reads the rows of ready tasks that are not in memory."""
+    """Tracks the rows of ready tasks that must be read because they are not in memory."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -675,7 +675,7 @@ class RowReading:
         self._aside_left, self._allowed = None, allowed
 
     def room_to_set_aside(self, group: Group) -> int:
-        """Return how many more rows can be read within the group's credit, missing rows aside."""
+        """Return how many more rows the group's credit allows to read, ignoring missing ones."""
         if self._aside_left is None:
             config, reading = self._core.config, self._being_read(group)
             limit = min(
@@ -723,7 +723,7 @@ class RowReading:
         a read is bounded; other rows stay while there is room. A task without a row is missing and
         stays set aside until its row is found."""
         core, ids = self._core, list(ids)
-        credit, coming = group.credit_up_to(len(ids)), core.orderings.rejoining_ids(group)
+        credit, rejoining = group.credit_up_to(len(ids)), core.orderings.rejoining_ids(group)
         core.make_room()
         back: list[tuple[int, int]] = []
         for task_id in ids:
@@ -732,7 +732,7 @@ class RowReading:
                 group.isolated[task_id] = False
                 core.keep(row)
                 continue
-            if row is None or task_id in coming or group.loading.pop(task_id, None) is None:
+            if row is None or task_id in rejoining or group.loading.pop(task_id, None) is None:
                 continue
             if credit > 0 or core.has_room:
                 core.keep(row)
@@ -745,12 +745,12 @@ class RowReading:
     def return_unread(self, group: Group, ids: Sequence[int]) -> None:
         """Make tasks that were set aside ready again without reading their rows, because no
         subscriber can take them now."""
-        coming = self._core.orderings.rejoining_ids(group)
+        rejoining = self._core.orderings.rejoining_ids(group)
         for task_id in reversed(ids):
             if task_id in group.isolated:
                 group.isolated[task_id] = False
                 continue
-            priority = None if task_id in coming else group.loading.pop(task_id, None)
+            priority = None if task_id in rejoining else group.loading.pop(task_id, None)
             if priority is not None:
                 group.ready.push_front(task_id, priority)
         self._core.wake(group)
@@ -865,7 +865,7 @@ class Subscriptions:
             del group.subscribers[subscriber]
             group.able.pop(subscriber, None)
             if group.is_ordered:
-                self._core.orderings.by_group[group].preferences.part(subscriber)
+                self._core.orderings.by_group[group].preferences.leave(subscriber)
             self._core.ledger.changed[group] = None
             self._core.subscribers -= 1
 

@@ -221,7 +221,7 @@ class Recovery:
     def with_history(
         self, snapshot: TaskSnapshot, now_ms: int, mono_ms: int, lease_ms_max: int | None
     ) -> None:
-        """Restore a task delivered to a group. Its leases last at most ``lease_ms_max``."""
+        """Restore a task with a history. Its leases last at most ``lease_ms_max`` from now."""
         core, row = self._core, snapshot.row
         topic = core.topic(row.topic)
         self._dead_letters.restore(snapshot)

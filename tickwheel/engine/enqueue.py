@@ -745,7 +745,7 @@ class Coalescer:
             self._control.replace(old.snapshot, old.due_ms, body, options, source, now_ms)
 
     def _count(self, request: Request, merged: Merged, now_ms: int, *, is_certain: bool) -> None:
-        """Count tasks that were not stored; if that is uncertain, in the open batch."""
+        """Count the outcomes other than STORED; in the open batch if they are uncertain."""
         core, source = self._core, request.address or request.source
         for (topic, *_), (number, task_id, _) in zip(request.new_tasks, merged, strict=True):
             outcome = Merging(number)
@@ -756,7 +756,7 @@ class Coalescer:
             else:
                 core.open.merged[topic, outcome] += 1
             if outcome is not Merging.REPLACED:
-                core.recorder.merged(source, topic, outcome.word, task_id, now_ms)
+                core.recorder.not_stored(source, topic, outcome.word, task_id, now_ms)
 
 
 def _topic_key(task: NewTask) -> TopicKey:
@@ -771,8 +771,8 @@ def _topic_key_of(row: TaskRow) -> tuple[str, str | None]:
 
 
 def _is_within(rule: Coalescing, task_id: int, now_ms: int) -> bool:
-    """Return whether the task is within the rule's window, for which a clock set back makes it
-    younger."""
+    """Return whether the task is within the rule's window. If the clock was set back, the task
+    counts as younger."""
     return rule.window_ms is None or now_ms < id_time_ms(task_id) + rule.window_ms
 
 

@@ -9,7 +9,8 @@ If a group has ready tasks but cannot deliver them, it is *held back* by one cau
 ``Ledger.judge`` records each change of the cause, so each cause has a *hold interval* with a start
 and an end. The daemon also has hold intervals: it was down, its store was slow, its event loop was
 busy. A late delivery gets the cause whose interval covers most of its wait. If intervals overlap,
-the order of ``Cause`` decides; time that no interval covers counts as loop time.
+the order of ``Cause`` decides; time that no interval covers counts as LOOP_BUSY, or as KEY_BUSY if
+the task waited for its key or value.
 
 A frame of late deliveries costs two lookups of the intervals; deliveries in time cost nothing.
 
@@ -67,7 +68,7 @@ class Recorder(Protocol):
     def replaced(self, source: object, row: TaskRow, now_ms: int) -> None:
         """Report that the body, options and due time of a pending task were replaced."""
 
-    def merged(self, source: object, topic: str, what: str, task_id: int, now_ms: int) -> None:
+    def not_stored(self, source: object, topic: str, what: str, task_id: int, now_ms: int) -> None:
         """Report that a task of ``source`` was not stored because the task ``task_id`` was pending.
         ``what`` is "kept" or "rejected"."""
 
@@ -88,8 +89,8 @@ class Recorder(Protocol):
     def acked(self, group: Group, leases: Sequence[Lease], kept: AbstractSet[int]) -> None:
         """Report acks. Other groups have not finished the tasks in ``kept``."""
 
-    def acked_idle(self, group: Group, task_id: int, attempt: int, *, ended: bool) -> None:
-        """Report an ack whose receipt was that of an earlier delivery."""
+    def acked_without_lease(self, group: Group, task_id: int, attempt: int, *, ended: bool) -> None:
+        """Report that a group has finished a task that it did not have in flight."""
 
     def nacked(self, lease: Lease, reason: str, next_ms: int, now_ms: int) -> None:
         """Report a failed attempt; the next attempt is at ``next_ms``."""
@@ -101,9 +102,9 @@ class Recorder(Protocol):
         ``until_ms``; otherwise it is ready at once."""
 
     def released(self, lease: Lease, until_ms: int | None, now_ms: int) -> None:
-        """Report a task that was returned without being counted, or postponed to ``until_ms``."""
+        """Report that a delivery was returned unstarted, or its task postponed to ``until_ms``."""
 
-    def died(self, lease: Lease, reason: str, now_ms: int) -> None:
+    def dead_lettered(self, lease: Lease, reason: str, now_ms: int) -> None:
         """Report that a task has become a dead letter of its group."""
 
     def ended(
@@ -126,7 +127,7 @@ class Recorder(Protocol):
         """Report that a task's next delivery was moved to ``due_ms``."""
 
     def rescheduled_many(self, topic: str, ids: Sequence[int], dues_ms: Sequence[int]) -> None:
-        """Report the new due times of many tasks that keep their places in the order."""
+        """Report the new due times of many tasks, none of which gets a new ``order_id``."""
 
     def requeued(self, topic: str, group: str, task_id: int, ttl_ms: int | None = None) -> None:
         """Report that a dead letter was requeued in its group."""
@@ -180,7 +181,7 @@ UNRECORDED: Recorder = _Unrecorded()  # type: ignore[abstract]  # methods that d
 """The recorder of an engine without a history."""
 
 STARTING_MS = 5_000
-"""How long after a start missing consumers count as the daemon's downtime, in milliseconds."""
+"""Milliseconds after a start in which missing consumers still count as the daemon's downtime."""
 SUBSCRIBERS_EXAMINED_MAX = 8
 
 
@@ -194,7 +195,7 @@ class Ledger:
         self._targets = targets
         self.daemon = HoldIntervals()
         """The intervals in which the whole daemon was held back. The shard adds them."""
-        self._back_ms = 0
+        self._reconnect_until_ms = 0
         """The time until which consumers may be missing because the daemon was down."""
         self.changed: dict[Group, None] = {}
         """Groups with changed settings or subscribers, which are judged at the next dispatch."""
@@ -204,7 +205,7 @@ class Ledger:
         stopped_ms = min(stopped_ms, now_ms)
         self.daemon.add(Cause.UNKNOWN, 0, stopped_ms)
         self.daemon.add(Cause.DAEMON_DOWN, stopped_ms, now_ms)
-        self._back_ms = now_ms + STARTING_MS
+        self._reconnect_until_ms = now_ms + STARTING_MS
 
     # --- causes that hold a group back ---------------------------------------------------------
 
@@ -216,7 +217,7 @@ class Ledger:
                 self.judge(group, now_ms)
 
     def judge_runnable(self, groups: Iterable[Group], now_ms: int) -> None:
-        """Judge groups that are held back only by the daemon's other work."""
+        """Judge runnable groups with a cause: only the daemon's other work delays them now."""
         for group in groups:
             if group.hold_intervals is not None and group.hold_intervals.current is not None:
                 self.judge(group, now_ms)
@@ -230,8 +231,8 @@ class Ledger:
             hold_intervals = group.hold_intervals = HoldIntervals()
         if cause is not hold_intervals.current:
             hold_intervals.set_current(cause, now_ms, group.oldest_since_ms())
-            if cause is Cause.NO_SUBSCRIBER and now_ms < self._back_ms:
-                hold_intervals.add(Cause.DAEMON_DOWN, now_ms, self._back_ms)
+            if cause is Cause.NO_SUBSCRIBER and now_ms < self._reconnect_until_ms:
+                hold_intervals.add(Cause.DAEMON_DOWN, now_ms, self._reconnect_until_ms)
             else:
                 hold_intervals.cut(Cause.DAEMON_DOWN, now_ms)
 

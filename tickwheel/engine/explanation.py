@@ -543,7 +543,7 @@ def _consumer(subscriber: Subscriber) -> str:
         return f"{label} does not read its deliveries"
     if subscriber.presence.kept_for is not None:
         return f"{label} is kept free for a task that must be alone"
-    return f"{label} has {subscriber.in_flight} of {subscriber.prefetch}"
+    return f"{label} has {subscriber.in_flight} of {subscriber.prefetch} deliveries"
 
 
 # --- a task that is not stored -------------------------------------------------------------------

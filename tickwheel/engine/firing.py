@@ -58,7 +58,7 @@ class Firing:
         self.broadcasts = Broadcasts(core)
 
     def fire(self, now_ms: int, limit: int) -> bool:
-        """Give up to ``limit`` due tasks to their groups. Return whether to repeat this at once."""
+        """Pass up to ``limit`` due tasks to their groups. Return whether to repeat this at once."""
         core = self._core
         core.steps_left = STEPS_PER_TICK
         has_delayed = bool(core.orderings.delayed) and self._catch_up(now_ms)
@@ -286,7 +286,7 @@ class Firing:
         core.totals.expired += 1
         group.expired += 1
         attempts = group.delivery_attempts.pop(task_id, None)
-        attempt = core.number(group, task_id) if attempts is None else attempts.attempt
+        attempt = core.take_number(group, task_id) if attempts is None else attempts.attempt
         is_last = self._ownership.finish(group, row, Outcome.EXPIRED)
         core.lost_task(group.topic)
         if not is_last:

@@ -103,8 +103,8 @@ class Grouping:
         by_due: bool = False,
     ) -> Group:
         """Create a group that is owed the tasks due from ``since_ms`` on and the tasks enqueued
-        from now on. With ``by_due`` the start is in the future, and only due times count. It
-        applies the filter in ``settings``; ``set`` applies the rest."""
+        from now on. With ``by_due`` the start is in the future, and only due times count. The
+        filter in ``settings`` applies at once; ``set`` applies the rest."""
         core, last_waiting_id = self._core, 0
         if topic.default_backlog is not None:
             group, topic.default_backlog = topic.default_backlog, None
@@ -123,7 +123,7 @@ class Grouping:
                 self.release(topic)
         topic.groups[name] = group
         filter_only = NOTHING_SET._replace(tags=settings.tags, where=settings.where)
-        self._filter(group, filter_only)
+        self._set_filter(group, filter_only)
         group.unjudged_id = last_waiting_id if group.judge is not None else 0
         group.version = self.record_change(topic.name, 0)
         core.group_count += 1
@@ -133,7 +133,7 @@ class Grouping:
             core.recorder.configured(topic, group)
         return group
 
-    def _filter(self, group: Group, settings: GroupSettings) -> None:
+    def _set_filter(self, group: Group, settings: GroupSettings) -> None:
         """Set the group's settings, whose filter has changed."""
         self._core.filters_length += length_of(settings) - length_of(group.settings)
         group.settings, group.judge = settings, judge_of(settings)
@@ -154,7 +154,7 @@ class Grouping:
         """Record a change of a group or of a topic's settings. Return the new version if this shard
         is the topic's home, otherwise ``version``."""
         core = self._core
-        if not core.versions.numbers(topic):
+        if not core.versions.record_change(topic):
             return version
         self.set_counter(core.versions.counter)
         return core.versions.counter
@@ -194,7 +194,7 @@ class Grouping:
             group.bucket = self._bucket(group.bucket, settings, mono_ms)
             core.throttled.pop(group, None)
         if filters_of(settings) != filters_of(group.settings):
-            self._filter(group, settings)
+            self._set_filter(group, settings)
         former, group.settings = group.settings, settings
         group.version = self.record_change(group.topic.name, group.version)
         self._share(group, former, mono_ms)

@@ -212,13 +212,13 @@ class FairShares:
 
     def take_some(self, limit: int) -> list[int]:
         """Remove and return up to ``limit`` tasks that wait for a place, to delete the group."""
-        drop_undelivered: list[int] = []
+        ids: list[int] = []
         for share in list(self.by_mark.values()):
-            while len(drop_undelivered) < limit and (following := share.next()) is not None:
-                drop_undelivered.append(following[0])
+            while len(ids) < limit and (following := share.next()) is not None:
+                ids.append(following[0])
             self._prune(share)
-        self._group.in_key_queues -= len(drop_undelivered)
-        return drop_undelivered
+        self._group.in_key_queues -= len(ids)
+        return ids
 
     # --- places ------------------------------------------------------------------------------
 
@@ -482,11 +482,11 @@ class KeyHolders:
 
     def take_some(self, limit: int) -> list[int]:
         """Remove and return up to ``limit`` tasks of key queues, to delete the group."""
-        drop_undelivered = self.order.take_some(limit)
-        for task_id in drop_undelivered:
+        ids = self.order.take_some(limit)
+        for task_id in ids:
             self._extras.pop(task_id, None)
-        self._group.in_key_queues -= len(drop_undelivered)
-        return drop_undelivered
+        self._group.in_key_queues -= len(ids)
+        return ids
 
     def forget_shares(self) -> None:
         """Remove the shares of all tasks."""
@@ -511,7 +511,7 @@ class KeyHolders:
         self._ending[mark] = head
         self._orderings.call_when_durable((self, [mark]))
 
-    def _was_last_note(self, mark: int) -> bool:
+    def _remove_note(self, mark: int) -> bool:
         """Remove a note that has become durable. Return whether it was the last note of the key."""
         left = self.notes.pop(mark, 1) - 1
         if left:
@@ -523,7 +523,7 @@ class KeyHolders:
         if now_ms > self._shares.now_ms:
             self._shares.now_ms = now_ms
         if self.notes:
-            ended = [mark for mark in ended if self._was_last_note(mark)]
+            ended = [mark for mark in ended if self._remove_note(mark)]
         if self._rejoining:
             # If the holder itself is ready again, its end no longer counts.
             for mark in [mark for mark in ended if mark in self._rejoining]:
@@ -672,10 +672,10 @@ class KeyPauses:
 
     def take_some(self, limit: int) -> list[int]:
         """Remove and return up to ``limit`` tasks that are kept back, to delete the group."""
-        drop_undelivered = list(self.kept_back)[: max(0, limit)]
-        for task_id in drop_undelivered:
+        ids = list(self.kept_back)[: max(0, limit)]
+        for task_id in ids:
             self.leave(task_id)
-        return drop_undelivered
+        return ids
 
     def forget_shares(self) -> list[PausedKey]:
         """Remove all shares after a change of ``fair_by``. Resume and return the paused values."""
@@ -716,7 +716,7 @@ class Preferences:
         if not subscriber.once:
             self._partitions.join(subscriber)
 
-    def part(self, subscriber: Subscriber) -> None:
+    def leave(self, subscriber: Subscriber) -> None:
         self._partitions.leave(subscriber)
 
     def preferred(self, marks: Sequence[int]) -> tuple[Sequence[Subscriber | None], bool]:
@@ -932,9 +932,9 @@ class Ordering:
 
     def take_some(self, limit: int) -> list[int]:
         """Remove and return up to ``limit`` queued tasks, to delete the group."""
-        drop_undelivered = self.keys.take_some(limit)
-        drop_undelivered += self.pauses.take_some(limit - len(drop_undelivered))
-        return drop_undelivered + self.shares.take_some(limit - len(drop_undelivered))
+        ids = self.keys.take_some(limit)
+        ids += self.pauses.take_some(limit - len(ids))
+        return ids + self.shares.take_some(limit - len(ids))
 
     # --- a key is held -------------------------------------------------------------------------
 
@@ -976,13 +976,13 @@ class Ordering:
         """Adapt to new settings of the group. ``former`` are its previous settings. A new
         ``fair_by`` applies to tasks that arrive from now on; present tasks keep their order. Return
         the paused values, which are resumed."""
-        call_resumed: list[PausedKey] = []
+        resumed: list[PausedKey] = []
         if self._group.settings.shares.fair_by != former.shares.fair_by:
             self.keys.forget_shares()
-            call_resumed = self.pauses.forget_shares()
+            resumed = self.pauses.forget_shares()
             self.waiting = {i: waiting._replace(share=0) for i, waiting in self.waiting.items()}
         self.shares.apply_settings(former, mono_ms)
-        return call_resumed
+        return resumed
 
     def since_ms(self) -> int:
         """Return the approximate time at which the longest waiting task in the key queues began to
@@ -1015,7 +1015,7 @@ class Orderings:
         self.to_advance: dict[Group, list[int]] = {}
         """Group whose replay is over → keys that must still advance."""
         self.next_tokens: dict[Group, int] = {}
-        """Group with values delayed by ``rate_each`` → steady time of the first's token."""
+        """Group with values delayed by ``rate_each`` → steady time of the first of their tokens."""
 
     def begin(self, group: Group) -> Ordering:
         """Return the ``Ordering`` of the group, creating it if there is none."""
@@ -1032,8 +1032,8 @@ class Orderings:
 
     def forget(self, group: Group) -> None:
         """Forget the order keys and shares of a deleted group."""
-        for names in (self.by_group, self.to_advance, self.next_tokens):
-            names.pop(group, None)
+        for by_group in (self.by_group, self.to_advance, self.next_tokens):
+            by_group.pop(group, None)
 
     def tick(self, limit: int, now_ms: int, mono_ms: int) -> None:
         """Advance keys that waited for a replay, and values that have tokens again."""

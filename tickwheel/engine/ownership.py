@@ -467,17 +467,17 @@ class Ownership:
             self._core.schedule_heap.ended((task_id,))
             self._core.count_unfinished(group.topic.name, -1)
 
-    def from_dead_letters(self, group: Group, task_id: int, *, owes_it: bool) -> None:
-        """Record that the task is no longer a dead letter of the group. ``owes_it`` means that the
+    def from_dead_letters(self, group: Group, task_id: int, *, is_owed: bool) -> None:
+        """Record that the task is no longer a dead letter of the group. ``is_owed`` means that the
         group is owed it again; otherwise the caller must finish it."""
         owed = self._core.owed.get(task_id)
         if owed is None:
             self._core.count_unfinished(group.topic.name, 1)
             return
         owed.dead_lettered -= 1
-        if not owed.remaining and (owes_it or not owed.dead_lettered):
+        if not owed.remaining and (is_owed or not owed.dead_lettered):
             self._core.count_unfinished(group.topic.name, 1)
-        if owes_it:
+        if is_owed:
             owed.remaining.add(group.name)
 
     # --- replays -----------------------------------------------------------------------------
@@ -507,9 +507,9 @@ class Ownership:
         return True
 
     def examine_page(
-        self, replay: Replay, page: Sequence[TaskSnapshot], following: int | None, now_ms: int
+        self, replay: Replay, page: Sequence[TaskSnapshot], last_id: int | None, now_ms: int
     ) -> None:
-        """Examine the next page of tasks, by id, for a replay. ``following`` is the last id of the
+        """Examine the next page of tasks, by id, for a replay. ``last_id`` is the last id of the
         page, or None if the page is the last one."""
         group, replays = replay.group, replay.group.topic.replays
         if replays.get(group) is not replay:
@@ -517,7 +517,7 @@ class Ownership:
         for snapshot in page:
             if snapshot.row.id <= replay.mark:
                 self._examine(replay, snapshot, now_ms)
-        replay.note_page(page[0].row.id if page else 0, len(page), following)
+        replay.note_page(page[0].row.id if page else 0, len(page), last_id)
         if replay.is_over:
             del replays[group]
             if group.is_ordered:
@@ -586,7 +586,7 @@ class Ownership:
         last = self.finish(group, snapshot.row, Outcome.ACKED if is_acked else progress.outcome)
         recorder = self._core.recorder
         if progress.is_acked:
-            recorder.acked_idle(group, task_id, progress.attempt, ended=last)
+            recorder.acked_without_lease(group, task_id, progress.attempt, ended=last)
         else:
             event = EXPIRED if progress.outcome is Outcome.EXPIRED else DELETED
             recorder.ended(group.topic.name, group.name, event, task_id, last=last)

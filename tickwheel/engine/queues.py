@@ -169,7 +169,7 @@ class ReadyQueue:
             self._drop_stale()
 
     def is_stale(self, task_id: int) -> bool:
-        """Return whether this entry, which was just taken, was stale."""
+        """Return whether this entry, which is being taken, is stale. If so, uncount it."""
         left = self.stale.get(task_id)
         if left is None:
             return False
@@ -799,12 +799,12 @@ class KeyPartitions(Generic[M]):
         """Return whether all of ``some`` are members."""
         return self._members.keys() >= set(some)
 
-    def of(self, marks: Sequence[int], known: Mapping[int, M]) -> list[M | None]:
-        """Return for each mark the object that ``preferred`` maps it to if that is a member,
-        otherwise the member of the mark's partition. For mark 0, return None."""
+    def of(self, marks: Sequence[int], preferred: Mapping[int, M]) -> list[M | None]:
+        """Return the owner of each mark: its value in ``preferred`` if that is a member, otherwise
+        the member of its partition; None for mark 0."""
         members = self._members
         owners = [None if best is None else best[1] for best in self._best]
         return [
             None if not mark else member if member in members else owners[mark % PARTITIONS]
-            for mark, member in zip(marks, map(known.get, marks), strict=True)
+            for mark, member in zip(marks, map(preferred.get, marks), strict=True)
         ]

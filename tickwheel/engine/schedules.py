@@ -164,7 +164,7 @@ class Schedules:
         """Decide the due occurrences of a schedule, at most ``room``. Missed occurrences are
         counted without iterating over them."""
         decision = _Decision(entry, now_ms)
-        decision.queued()
+        decision.fire_queued()
         row = entry.row
         if row.next_ms is not None and row.next_ms <= now_ms:
             due, missed, newest_ms = _due_occurrences(row, entry.table, now_ms, room)
@@ -297,7 +297,7 @@ class _Decision:
         runs_max = self.row.schedule.runs_max
         return runs_max is not None and self.row.runs + len(self.fired) >= runs_max
 
-    def queued(self) -> None:
+    def fire_queued(self) -> None:
         """Fire the queued occurrence if the task for which it waited has ended."""
         queued_ms = self.row.queued_ms
         if queued_ms is not None and not self._unfinished:

@@ -25,7 +25,7 @@ from tickwheel.model.policies import Merged
 from tickwheel.model.records import NOT_ONCE, SessionKey, SessionRow
 
 UNUSED_MAX = 1_000
-"""Maximum number of the longest unused sessions that a scan of all sessions keeps."""
+"""Maximum number of the longest unused sessions that a scan of all sessions finds."""
 SCAN_GAP_MS = 500
 """Minimum time between two scans if the first has not found the maximum number of sessions."""
 StoredAnswer = tuple[int, int, int, int]

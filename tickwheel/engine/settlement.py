@@ -8,8 +8,8 @@
 | release | ahead of the commit | ready, before other tasks; nothing is counted |
 | snooze | ahead of the commit | waits as long as its consumer wants; no failure is counted |
 | lease over | at once, in doubt | ready, after other tasks; or a dead letter |
-| consumer died | at once | waits, and might be isolated at its next attempt; or a dead letter | |
-group deleted | at once | leaves the group; see ``groups`` |
+| consumer died | at once | waits, and might be isolated at its next attempt; or a dead letter |
+| group deleted | at once | leaves the group; see ``groups`` |
 
 If a newer task with the same key has replaced the task (``Past.replaced_by``), the task gets no
 further attempt and does not become a dead letter: unless it is acked or its group is deleted, it is
@@ -72,7 +72,7 @@ class LeaseEnd:
 
     why: str
     is_confirmed: bool = True
-    """Whether credit waits until the end is durable. Not if the consumer did not request it."""
+    """Whether credit waits until the end is durable: only if the consumer requested the end."""
     raises_doubt: bool = False
     """Whether the consumer of the lease might be dead."""
 
@@ -181,7 +181,7 @@ class Settlement:
         ended = self._ownership.finish(group, row)
         if not ended:
             core.note_done(task_id, group, attempt, epoch)
-        core.recorder.acked_idle(group, task_id, attempt, ended=ended)
+        core.recorder.acked_without_lease(group, task_id, attempt, ended=ended)
         self._count(ACKED, group, 1)
         return "acked"
 
@@ -502,8 +502,8 @@ class Settlement:
                 self._end_one(DIED, lease, now_ms, self._judge_death(lease, now_ms))
                 continue
             is_gone = lease.subscriber.gone_mono_ms is not None
-            # The task is ready at once, so of the verdict only whether there is another attempt
-            # matters.
+            # The task is ready at once, so the verdict only decides whether there is another
+            # attempt.
             verdict = self._judge(lease, 0, "connection lost" if is_gone else "lease over", now_ms)
             self._end_one(LAPSED, lease, now_ms, verdict)
         return len(over)
@@ -585,7 +585,7 @@ class DeadLetters:
         group.dead_lettered += 1
         core.totals.dead += 1
         self._ownership.to_dead_letters(group, lease.id)
-        core.recorder.died(lease, failure.reason, now_ms)
+        core.recorder.dead_lettered(lease, failure.reason, now_ms)
 
     def restore(self, snapshot: TaskSnapshot) -> None:
         """Count a task's dead letters of existing groups after a restart."""
@@ -594,7 +594,7 @@ class DeadLetters:
 
     # --- removing --------------------------------------------------------------------------
 
-    def is_over(self, snapshot: TaskSnapshot, ttl_ms: int | None, now_ms: int) -> bool:
+    def would_expire(self, snapshot: TaskSnapshot, ttl_ms: int | None, now_ms: int) -> bool:
         """Return whether the task, requeued with ``ttl_ms`` or its own, would expire at once."""
         end_ms = ttl_end_ms(snapshot.row.due_ms, self._options(snapshot.row))
         return ttl_ms is None and end_ms is not None and now_ms >= end_ms
@@ -605,13 +605,13 @@ class DeadLetters:
         core, row, group = self._core, snapshot.row, self._keeper(snapshot, name)
         if group is None:
             return "unknown"
-        if self.is_over(snapshot, ttl_ms, now_ms):
+        if self.would_expire(snapshot, ttl_ms, now_ms):
             return TTL_OVER
         new_ms = None
         if ttl_ms is not None:
             new_ms = max(0, now_ms - row.due_ms) + ttl_ms  # the option counts from the due time
             row = self._live_on(snapshot, new_ms)
-        self._take_out(group, row.id, owes_it=True)
+        self._take_out(group, row.id, is_owed=True)
         core.forget_deliveries(group, row.id, snapshot.dead[name].attempt)
         core.add_due(group, row, now_ms)
         core.lifetimes.begin(row)
@@ -647,7 +647,7 @@ class DeadLetters:
         core, row, group = self._core, snapshot.row, self._keeper(snapshot, name)
         if group is None:
             return "unknown"
-        self._take_out(group, row.id, owes_it=False)
+        self._take_out(group, row.id, is_owed=False)
         last = self._ownership.finish(group, row, Outcome.DELETED)
         if not last:
             core.note_done(row.id, group, snapshot.dead[name].attempt, 0)
@@ -656,7 +656,7 @@ class DeadLetters:
 
     def drop(self, group: Group, task_id: int) -> None:
         """Drop a dead letter of a group that is being deleted. The caller must finish the task."""
-        self._take_out(group, task_id, owes_it=False)
+        self._take_out(group, task_id, is_owed=False)
 
     def task_ends(self, snapshot: TaskSnapshot) -> None:
         """Uncount the dead letters of a task that ends."""
@@ -671,10 +671,10 @@ class DeadLetters:
             return None
         return self._core.topic(snapshot.row.topic).groups.get(name)
 
-    def _take_out(self, group: Group, task_id: int, *, owes_it: bool) -> None:
+    def _take_out(self, group: Group, task_id: int, *, is_owed: bool) -> None:
         self._core.open.effects.dead[task_id, group.name] = None
         self._count(group, -1)
-        self._ownership.from_dead_letters(group, task_id, owes_it=owes_it)
+        self._ownership.from_dead_letters(group, task_id, is_owed=is_owed)
 
     def _count(self, group: Group, change: int) -> None:
         group.dead += change

@@ -214,7 +214,7 @@ class Totals:
     dropped_once: int = 0
     """At-most-once deliveries whose consumer had disconnected before they could be sent."""
     early: int = 0
-    """Number of deliveries that the last check stopped as not due. It must stay 0."""
+    """Deliveries found not to be due by the final check before they are sent. It must stay 0."""
 
 
 class IdSource:
@@ -598,7 +598,7 @@ class Core:
         is_ours = task_id % ID_STEP == config.shard or task_id <= config.moved_id
         return 0 < task_id <= self.landed_id and is_ours
 
-    def held(self, ids: set[int]) -> set[int]:
+    def unfinished_among(self, ids: set[int]) -> set[int]:
         """Return those of ``ids`` that are found among unfinished tasks, and so have certainly not
         ended. The wheel and the ready queues are not searched, because they are too large."""
         lifetimes = self.lifetimes
@@ -923,7 +923,7 @@ class Core:
             group.numbers[task_id] = attempt
             self.numbered[group] = None
 
-    def number(self, group: Group, task_id: int) -> int:
+    def take_number(self, group: Group, task_id: int) -> int:
         """Remove and return the newest number of the task's forgotten deliveries, or return 0."""
         return group.numbers.pop(task_id, 0) if group.numbers else 0
 
@@ -939,7 +939,7 @@ class Core:
         """Remove from the group and return (attempt, past) for the next delivery."""
         attempts = group.delivery_attempts.pop(task_id, None) if group.delivery_attempts else None
         if attempts is None:
-            return self.number(group, task_id) + 1, NO_PAST
+            return self.take_number(group, task_id) + 1, NO_PAST
         return attempts.attempt + 1, attempts.past
 
     # --- credits -------------------------------------------------------------------------

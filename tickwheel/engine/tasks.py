@@ -82,7 +82,7 @@ __all__ = ["Control", "GroupView", "TaskSnapshot"]
 Done = tuple[str, int | None]
 """(outcome word, new due time if the task was moved)"""
 ReschedulePlan = Callable[[Mapping[int, int]], Mapping[int, int]]
-"""Maps id → time of the next attempt to id → new due time, without tasks that are not moved."""
+"""Maps (id → time of the next attempt) to (id → new due time), without tasks that do not move."""
 
 
 class GroupView(NamedTuple):
@@ -275,7 +275,7 @@ class Control:
         core.recorder.replaced(source, row, now_ms)
 
     def give_way(self, snapshot: TaskSnapshot, newer_id: int) -> None:
-        """Let the newer task ``by`` replace a task that groups have already received. Where it is
+        """Let the task ``newer_id`` replace a task that groups have already received. Where it is
         in flight, it ends when its delivery ends without an ack; elsewhere at once."""
         core, row = self._core, snapshot.row
         for group in self._ownership.groups_of(snapshot):
@@ -288,7 +288,7 @@ class Control:
                 core.recorder.overtaken(lease)
                 continue
             attempts = group.delivery_attempts.get(row.id)
-            attempt = core.number(group, row.id) if attempts is None else attempts.attempt
+            attempt = core.take_number(group, row.id) if attempts is None else attempts.attempt
             core.leave(group, row)
             self._ownership.give_way(group, row, attempt, newer_id)
 
@@ -419,7 +419,7 @@ class Control:
             attempts = group.delivery_attempts.get(task_id)
             if attempts is None:
                 attempts = DeliveryAttempts(
-                    core.number(group, task_id), 0, priority_of(snapshot.row)
+                    core.take_number(group, task_id), 0, priority_of(snapshot.row)
                 )
             # A task that was attempted remains the holder of its order key.
             core.leave(group, snapshot.row, stays_holder=attempts.was_attempted)
@@ -452,7 +452,7 @@ class Control:
         self, kind: str, snapshot: TaskSnapshot, now_ms: int, ttl_ms: int | None
     ) -> str | None:
         """Return why ``settle_dead`` would not change a dead letter, or None if it would."""
-        if kind == "requeue" and self._dead_letters.is_over(snapshot, ttl_ms, now_ms):
+        if kind == "requeue" and self._dead_letters.would_expire(snapshot, ttl_ms, now_ms):
             return TTL_OVER
         return None
 
@@ -715,7 +715,7 @@ class KeyQueueState(NamedTuple):
     task_id: int
     """One task of the key or value."""
     state: str
-    """The state of that task, or the reason why the value waits: "limited", "throttled"."""
+    """The state of that task, or why the value waits, such as "limited" or "throttled"."""
     in_flight: int
     waiting: int
     kind: str

@@ -231,15 +231,15 @@ class Replay:
             and task_id not in self.seen
         )
 
-    def note_page(self, first: int, count: int, following: int | None) -> None:
-        """Record that a page of ``count`` tasks from ``first`` to ``following`` was examined."""
+    def note_page(self, first: int, count: int, last: int | None) -> None:
+        """Record that ``count`` tasks from ``first`` to ``last`` (None: the end) were examined."""
         self.first = self.first or first
         self.looked_at += count
-        if following is None or following >= self.mark:
+        if last is None or last >= self.mark:
             self.is_over = True
         else:
-            self.reached = following
-            self.seen = {task_id for task_id in self.seen if task_id > following}
+            self.reached = last
+            self.seen = {task_id for task_id in self.seen if task_id > last}
 
     @property
     def share(self) -> float:
@@ -361,7 +361,7 @@ class Versions:
         """Return the home shard of the settings of a topic and its groups."""
         return shard_of(topic, self.shards)
 
-    def numbers(self, topic: str) -> bool:
+    def record_change(self, topic: str) -> bool:
         """Record a change in this shard. Return whether this shard is the home; if so, ``counter``
         is the number of the change."""
         if self.shards == 1:

@@ -1,4 +1,4 @@
-"""The transactions of an engine, and the times of the questions to their producer groups.
+"""The transactions of an engine, and the times of their next checks.
 
 This module holds the state and the common operations on it; the rules are in ``transactions.py``.
 Invariants:

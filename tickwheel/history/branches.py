@@ -44,7 +44,7 @@ class Start(NamedTuple):
     after: str = ""
     """The mark of the preceding epoch; empty: there is none, or it is unknown."""
     behind_ms: int | None = None
-    """Approximate time after which the store lacked the preceding epoch's changes; None: none."""
+    """Approximate time after which the store lacked the preceding epoch's changes, or None."""
     is_branch: bool = False
     incarnation: str = ""
 
@@ -159,7 +159,7 @@ class Branch:
 
     def __init__(self, folders: Sequence[Path], shard: int, epoch: int, mark: str) -> None:
         """``epoch`` and ``mark`` are those of the backup; 0 and empty: none, or unknown."""
-        self._every = {
+        self._by_mark = {
             start.mark: start
             for history_dir in folders
             for folder in state_folders(history_dir, shard)
@@ -173,23 +173,23 @@ class Branch:
         """Epoch → the marks of its starts."""
         self._untils: dict[int, int] = {}
         """Epoch → the time of its last included event."""
-        for start in self._every.values():
+        for start in self._by_mark.values():
             self._marks.setdefault(start.epoch, set()).add(start.mark)
-        newest = sorted(self._every.values(), reverse=True)
+        newest = sorted(self._by_mark.values(), reverse=True)
         paths = (list(self._ancestry(start)) for start in newest)
         branch = next((path for path in paths if not mark or mark in _marks(path)), [])
-        branch = branch or list(self._ancestry(self._every[mark]) if mark in self._every else ())
-        self._on = {start.epoch: start for start in branch}
+        branch = branch or list(self._ancestry(self._by_mark.get(mark)))
+        self._by_epoch = {start.epoch: start for start in branch}
         if branch:
             self.head = branch[0].mark
         self._judge(branch, epoch, has_backup=bool(mark))
-        if mark and self._every and mark not in self._every:
+        if mark and self._by_mark and mark not in self._by_mark:
             self.notes.append(f"it has no events of epoch {epoch}, in which the backup was made")
-        if newest and newest[0].epoch not in self._on:
+        if newest and newest[0].epoch not in self._by_epoch:
             self.notes.append(
                 f"it continues to epoch {newest[0].epoch} in another branch of the store, to which"
                 " the backup does not belong; the backup's branch ends with epoch"
-                f" {max([epoch, *self._on])}"
+                f" {max([epoch, *self._by_epoch])}"
             )
 
     def _ancestry(self, start: Start | None) -> Iterator[Start]:
@@ -198,7 +198,7 @@ class Branch:
         while start is not None and start.mark not in visited:
             visited.add(start.mark)
             yield start
-            start = self._every.get(start.after)
+            start = self._by_mark.get(start.after)
 
     def _judge(self, branch: Sequence[Start], backup_epoch: int, *, has_backup: bool) -> None:
         for start, before in zip(branch, [*branch[1:], None], strict=False):
@@ -224,13 +224,14 @@ class Branch:
         epoch = event.get("epoch")
         if epoch not in self._marks:
             return True
-        return epoch in self._on and event["time_ms"] <= self._untils.get(epoch, event["time_ms"])
+        time_ms = event["time_ms"]
+        return epoch in self._by_epoch and time_ms <= self._untils.get(epoch, time_ms)
 
     def missing(self, epochs: Collection[int]) -> int:
         """Return the number of epochs between the given ones that may exist and have no events."""
         missing = 0
         for former, epoch in pairwise(sorted(epochs)):
-            start, before = self._on.get(epoch), self._on.get(former)
+            start, before = self._by_epoch.get(epoch), self._by_epoch.get(former)
             follows = start is not None and before is not None and start.after == before.mark
             missing += 0 if follows else epoch - former - 1
         return missing

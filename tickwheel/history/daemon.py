@@ -61,8 +61,8 @@ REPEATS = frozenset(
         EventKind.OCCURRENCE,
     )
 )
-_ENDS = frozenset((COMMITTED, ROLLED_BACK, PARKED))
-"""The ends of a transaction. They are noted with the transaction's age."""
+_WITH_AGE = frozenset((COMMITTED, ROLLED_BACK, PARKED))
+"""Events that are noted with the transaction's age."""
 Times = Callable[[], tuple[int, int]]
 """(wall clock, steady clock) in ms."""
 
@@ -121,7 +121,7 @@ class Recorder:
     def records(self, notes: Notes) -> list[Record]:
         """Return the records for the spool. Arrivals come first, because no other event of their
         tasks can precede them. Runs of schedules and transactions come last, because schedules and
-        transactions do not change again until these are durable."""
+        transactions do not change again until these notes are durable."""
         arrived = [self._enqueued(*arrival) for arrival in notes.arrivals]
         return arrived + notes.records + notes.occurrences
 
@@ -167,8 +167,8 @@ class Recorder:
             bodies, orders,
         )  # fmt: skip
 
-    def merged(self, source: object, topic: str, outcome: str, task_id: int, now_ms: int) -> None:
-        self._note(EventKind.MERGED, now_ms, self._named(source), topic, outcome, [task_id])
+    def not_stored(self, source: object, topic: str, what: str, task_id: int, now_ms: int) -> None:
+        self._note(EventKind.MERGED, now_ms, self._named(source), topic, what, [task_id])
 
     def overtaken(self, lease: Lease) -> None:
         topic, group, _, ids, attempts = _lease_fields(lease)
@@ -233,7 +233,7 @@ class Recorder:
                 [lease.id not in kept for lease in share] if kept else True,
             )
 
-    def acked_idle(self, group: Group, task_id: int, attempt: int, *, ended: bool) -> None:
+    def acked_without_lease(self, group: Group, task_id: int, attempt: int, *, ended: bool) -> None:
         now_ms, names = self._clock()[0], (group.topic.name, group.name)
         self._note(EventKind.ACKED, now_ms, *names, "", self._epoch, [task_id], attempt, 0, ended)
 
@@ -250,7 +250,7 @@ class Recorder:
         dues = () if until_ms is None else ([until_ms],)
         self._repeat(1, EventKind.RELEASED, now_ms, *_lease_fields(lease), *dues)
 
-    def died(self, lease: Lease, reason: str, now_ms: int) -> None:
+    def dead_lettered(self, lease: Lease, reason: str, now_ms: int) -> None:
         topic, group, _, ids, attempt = _lease_fields(lease)
         self._note(EventKind.DEAD, now_ms, topic, group, ids, attempt, reason)
 
@@ -334,7 +334,7 @@ class Recorder:
         tasks = row.tasks
         if added is not None:
             details["part"], tasks = added.part, len(added.halves)
-        if event in _ENDS:
+        if event in _WITH_AGE:
             details["age_ms"] = max(0, now_ms - row.began_ms)
         if row.checks:
             details |= {"checks": row.checks, "asked": row.asked}

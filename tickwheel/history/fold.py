@@ -141,7 +141,7 @@ class Owners:
         return row is not None and is_closed(row)
 
     def owing(self, row: TaskRow, recorded: Iterable[str]) -> list[str]:
-        """Return the groups for which the task is or was meant. ``recorded``: by events."""
+        """Return the groups for which the task is or was meant; see ``owing`` for ``recorded``."""
         groups = self._topics.get(row.topic, {})
         return [group.group for group in owing(groups, row, set(recorded))]
 
@@ -344,7 +344,7 @@ ENDINGS_MAX = 100_000
 
 
 class Fold:
-    """The state of tasks after events. Before ``apply``, ``put`` what ``needs`` returns."""
+    """The state of tasks after events. Before ``apply``, ``put`` the tasks that ``needs`` names."""
 
     def __init__(
         self,
@@ -367,7 +367,7 @@ class Fold:
         self.epoch = epoch
         self.unusable = 0
         """Number of events that lack required fields."""
-        self._verbs: dict[str, Callable[[Task, Event], None]] = {
+        self._task_handlers: dict[str, Callable[[Task, Event], None]] = {
             "replaced": self._replaced,
             "overtaken": self._overtaken,
             "rescheduled": self._rescheduled,
@@ -390,7 +390,7 @@ class Fold:
         }
 
     def needs(self, events: Collection[Event]) -> list[int]:
-        """Return the ids of tasks that may be in the backup. ``put`` them before ``apply``."""
+        """Return the ids of tasks that the backup may have. ``put`` the tasks before ``apply``."""
         ids = {task_id(event) for event in events}
         return sorted(
             i
@@ -416,37 +416,37 @@ class Fold:
     def _apply(self, event: Event, is_old: bool) -> None:
         self.epoch = max(self.epoch, event["epoch"])
         kind = event["event"]
-        named = task_id(event)
+        id_ = task_id(event)
         if not is_old and self.schedules.apply(event):
-            self.id_mark = max(self.id_mark, named or 0)
+            self.id_mark = max(self.id_mark, id_ or 0)
             return
         if not is_old and self.transactions.apply(event, self.tasks):
             return
-        if named is None:
+        if id_ is None:
             if not is_old and (of_group := self._group_handlers.get(kind)) is not None:
                 of_group(event)
             return
-        self.id_mark = max(self.id_mark, named)
+        self.id_mark = max(self.id_mark, id_)
         if kind == "enqueued":
-            self._enqueued(named, event)
+            self._enqueued(id_, event)
             return
-        verb, task = self._verbs.get(kind), self.tasks.get(named)
-        if verb is not None and task is not None:
+        handler, task = self._task_handlers.get(kind), self.tasks.get(id_)
+        if handler is not None and task is not None:
             group = event.get("group")
             if group is not None and not self.owners.knows(task.row.topic, group):
                 if is_old:
                     return
                 self.owners.ensure(task.row, group)
-            verb(task, event)
+            handler(task, event)
 
     # --- producers ---------------------------------------------------------------------------
 
-    def _enqueued(self, named: int, event: Event) -> None:
-        if named in self.tasks or named in self.removed_ids:
+    def _enqueued(self, id_: int, event: Event) -> None:
+        if id_ in self.tasks or id_ in self.removed_ids:
             return
         body = body_of(event)
-        row = TaskRow(named, int(event["due_ms"]), event["topic"], body or b"", options_of(event))
-        self.tasks[named] = Task(row, has_body=body is not None, is_new=True)
+        row = TaskRow(id_, int(event["due_ms"]), event["topic"], body or b"", options_of(event))
+        self.tasks[id_] = Task(row, has_body=body is not None, is_new=True)
 
     def _replaced(self, task: Task, event: Event) -> None:
         """Replace a task that was not delivered."""
@@ -625,13 +625,13 @@ class Fold:
         ]
 
     def _end(self, task: Task, outcome: Outcome) -> None:
-        named = task.row.id
-        del self.tasks[named]
-        if named <= self._backup_mark:
-            self.removed_ids.add(named)
+        id_ = task.row.id
+        del self.tasks[id_]
+        if id_ <= self._backup_mark:
+            self.removed_ids.add(id_)
         self.ended += 1
-        self.outcomes.pop(named, None)
-        self.outcomes[named] = outcome
+        self.outcomes.pop(id_, None)
+        self.outcomes[id_] = outcome
         if len(self.outcomes) > ENDINGS_MAX:
             del self.outcomes[next(iter(self.outcomes))]
 

@@ -303,7 +303,7 @@ class Renderer:
     def _ended(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, event, ids, ended, *extras = record
         if event not in ENDINGS:
-            raise ValueError(f"{event!r} is not an ending")
+            raise ValueError(f"{event!r} is not an event that ends a task")
         lasts = [_ENDED[last] for last in _column(ended, len(ids))]
         whys = [[_reason_fields(reason)] * len(ids) for reason in extras[:1]]
         return self._task_lines((time_ms, event, topic, group), ids, seq, lasts, *whys)

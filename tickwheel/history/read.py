@@ -167,10 +167,10 @@ def _with_key(files: Iterable[Segment], enqueued: Query, tally: Tally) -> Iterat
 
 def flow(history_dir: Path, wanted_id: int, since_ms: int, tally: Tally) -> list[Event]:
     """Return the events of one task in order. ``since_ms``: the enqueue time in its id."""
-    return sorted(_since_enqueue(history_dir, wanted_id, since_ms, tally), key=written)
+    return sorted(_since_enqueue(history_dir, wanted_id, since_ms, tally), key=write_order)
 
 
-def written(event: Event) -> tuple[int, int, int]:
+def write_order(event: Event) -> tuple[int, int, int]:
     """Return the sort key of a task's events."""
     epoch, seq = event.get("epoch"), event.get("seq")
     if type(epoch) is int and type(seq) is int:
@@ -347,7 +347,7 @@ def _bounded(items: Iterator[Event], limit: int) -> Answer:
 def story(folder: Path, task_id: int, begun_ms: int) -> Answer:
     """Return the events of a task in order. ``begun_ms``: the time of its enqueue, as in its id."""
     events, is_whole = _bounded(_since_enqueue(folder, task_id, begun_ms, TimedTally()), EVENTS_MAX)
-    return Answer(sorted(events, key=written), is_whole)
+    return Answer(sorted(events, key=write_order), is_whole)
 
 
 def _since_enqueue(folder: Path, task_id: int, begun_ms: int, tally: Tally) -> Iterator[Event]:
@@ -565,7 +565,7 @@ class Start(NamedTuple):
     id_mark: int
     """Events of tasks with higher ids are newer than the backup, regardless of their time."""
 
-    def is_behind(self, event: Event) -> bool:
+    def is_backed_up(self, event: Event) -> bool:
         """Return whether the backup certainly contains this event of an epoch up to ``epoch``."""
         return event["time_ms"] < self.since_ms and (task_id(event) or 0) <= self.id_mark
 
@@ -639,12 +639,12 @@ class Replay:
             if start is not None and epoch <= start.epoch:
                 events = self._skip_backed_up(start, epoch, events)
             for event in events:
-                self._look(event)
+                self._note_event(event)
                 yield event
 
     def _counts(self, segment: Segment) -> bool:
         """Return whether, judging by its name, a segment may contain events that the backup lacks.
-        In an earlier epoch it may after the store was set back, except in earlier hours."""
+        A segment of an earlier epoch may if the store was set back, but not in earlier hours."""
         start = self._start
         if start is None or segment.name.epoch >= start.epoch:
             return True
@@ -673,7 +673,7 @@ class Replay:
             is_first = event["seq"] == 1 and event.get("event") == "started"
             if epoch == start.epoch:
                 self._reaches_back |= is_first or time_ms <= self._backup_ms
-            if not start.is_behind(event) or time_ms < newest_ms - STEP_BACK_MS:
+            if not start.is_backed_up(event) or time_ms < newest_ms - STEP_BACK_MS:
                 yield event
                 break
             newest_ms = max(newest_ms, time_ms)
@@ -688,7 +688,7 @@ class Replay:
         findings.last_event_ms = time_ms if last_ms is None else max(last_ms, time_ms)
         findings.clean_stop = event.get("event") == "stopped" and event.get("clean") is True
 
-    def _look(self, event: Event) -> None:
+    def _note_event(self, event: Event) -> None:
         findings = self.findings
         time_ms = event["time_ms"]
         findings.events += 1
@@ -760,7 +760,7 @@ def _from_start(heads: list[_Head], start: Start) -> list[_Head]:
     newest_ms = 0
     for head in heads:
         time_ms = head.first["time_ms"]
-        if time_ms < newest_ms - STEP_BACK_MS or not start.is_behind(head.first):
+        if time_ms < newest_ms - STEP_BACK_MS or not start.is_backed_up(head.first):
             break
         if _newest_id(head.segment) > start.id_mark:
             break

@@ -208,7 +208,7 @@ class Plan:
 
     def add_stored(self, reset: ResetScope, stored: Iterable[tuple[TaskRow, bool]]) -> None:
         """Add stored tasks of the topic. Each is paired with a flag: whether the rules permit
-        delivering it again. In the history, it matters only before the group began."""
+        delivering it again. For tasks in the plan, the flag matters only with ``BEFORE``."""
         filter_ = known_filter(reset.tags, reset.where)
         rows = [(row, permitted) for row, permitted in stored if reset.covers(row.due_ms)]
         known_tasks = self.known(row.id for row, _ in rows)
@@ -323,7 +323,7 @@ class _Fold:
         return flags
 
     def _flags_cleared_by(self, event: Event) -> int:
-        """Return the bits that the event clears. A requeue makes the task wanted again."""
+        """Return the bits that the event clears: after a requeue the group has not finished it."""
         is_ours = event.get("group") == self._reset.group
         return TaskFlags.DONE if is_ours and event["event"] == "requeued" else 0
 

@@ -191,7 +191,7 @@ async def check_empty(url: str) -> None:
     """Check that the target is empty. Raise Conflict, BadRequest or StoreUnusable."""
     parsed = parse(url)
     if parsed.kind == "memory":
-        raise BadRequest("--into must name a SQLite file or a Redis, not memory:")
+        raise BadRequest("--into must name a SQLite file or a Redis, not a store in memory")
     if parsed.kind == "sqlite":
         if os.path.lexists(parsed.path) and not _is_empty(parsed.path):
             raise Conflict(f"{parsed.path} already exists; restore into a new store")
@@ -296,7 +296,7 @@ async def _sqlite(
             lock.acquire(owner)
             stack.callback(lock.release)
             if _is_empty(path):
-                lock.give_up()
+                lock.close_descriptor()
                 os.unlink(path)
             set_aside(path)
     except FileExistsError:

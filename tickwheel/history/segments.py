@@ -200,8 +200,8 @@ def _folders(parent: Path, parse: Any) -> list[tuple[int, Path]]:
 def _in_folder(folder: Path, hour_ms: int) -> list[Segment]:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         files = {name: file for file in os.listdir(folder) if (name := parse_segment(file))}
-        sealed_twice = {n for n in files if not n.sealed and n._replace(sealed=True) in files}
-        chosen = sorted(files.keys() - sealed_twice)
+        also_sealed = {n for n in files if not n.sealed and n._replace(sealed=True) in files}
+        chosen = sorted(files.keys() - also_sealed)
         return [Segment(folder / files[name], name, hour_ms) for name in chosen]
     return []
 
@@ -323,7 +323,7 @@ class _Measured:
 
     @property
     def is_removable(self) -> bool:
-        """Whether the segment can be removed because of its size."""
+        """Whether the segment can be removed to free space."""
         return self.segment.name.sealed and not self.is_busy and not self.is_needed
 
 
@@ -451,8 +451,8 @@ class Upkeep:
     def is_daily_due(self, now_ms: int, cleaned_ms: int) -> bool:
         """Return whether it is ``clean_hour`` in local time, or the last clean-up was a day ago."""
         since_ms = now_ms - cleaned_ms
-        is_daily_due = time.localtime(now_ms / 1000).tm_hour == self._clean_hour
-        return since_ms >= HOUR_MS and (is_daily_due or since_ms >= DAY_MS)
+        is_clean_hour = time.localtime(now_ms / 1000).tm_hour == self._clean_hour
+        return since_ms >= HOUR_MS and (is_clean_hour or since_ms >= DAY_MS)
 
     def daily(self, now_ms: int, busy: AbstractSet[Path]) -> None:
         """Enforce the limits of age and size. Raise OSError."""

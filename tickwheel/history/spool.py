@@ -43,7 +43,7 @@ CHUNK_BYTES = 128 << 10
 ARRAY_BYTES_MAX = 1 << 30
 """Maximum bytes of an array. A longer array counts as damage, because no batch is as large."""
 KEPT_BYTES_MAX = 1 << 20
-"""If a pending batch has more bytes than this, its file is truncated at the append."""
+"""If a pending batch has more bytes than this, ``discard`` truncates its file."""
 COUNTER = "spool-number"
 """Name of the file that contains the number of the newest spool file."""
 PENDING = "pending-"

@@ -334,8 +334,8 @@ class Output:
     # --- closing -----------------------------------------------------------------------------
 
     def close_finished(self, reached_ms: int) -> bool:
-        """Close full segments, and segments of hours that ended before ``reached_ms``, the time of
-        the last written event. Return whether any segment was closed."""
+        """Close full segments, and segments of hours that ended before ``reached_ms``, the time up
+        to which events are written. Return whether any segment was closed."""
         finished = [
             s
             for s in self._open.values()

@@ -716,7 +716,7 @@ def _parser() -> Callable[[str], Condition]:
         lexer="basic",
         maybe_placeholders=False,
         transformer=Reading(),
-        g_regex_flags=re.ASCII,  # no letters except ASCII letters match keywords in another case
+        g_regex_flags=re.ASCII,  # otherwise S would match ſ when case is ignored
     )
 
     def run(text: str) -> Condition:

@@ -206,7 +206,7 @@ class Judge:
         return next(judging, current).why_not(row)
 
     def divided(self, rows: Iterable[TaskRow]) -> tuple[list[TaskRow], list[TaskRow]]:
-        """Return (selected rows, excluded rows). No row may be a replay."""
+        """Return (selected rows, excluded rows). No task may have been created by a reset."""
         current = self._current or self._read()
         wants = self.wants if self._former else current.passes
         selected: list[TaskRow] = []
@@ -255,7 +255,7 @@ def is_before(former: FormerFilter, row: TaskRow) -> bool:
 
 
 def with_key(row: TaskRow, key: str | None) -> TaskRow:
-    """Return the row of a replay with the key of the original, as consumers see it."""
+    """Return the row of a reset's task with the key of the original, as consumers see it."""
     return row._replace(options=(row.options or TaskOptions())._replace(key=key))
 
 

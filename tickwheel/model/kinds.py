@@ -336,9 +336,9 @@ SCHEDULE_NAMES, TRANSACTION_NAMES = "schedule", "transaction"
 
 class ClaimRow(NamedTuple):
     """A name that is used in one shard while its home, shard crc32(name) mod N, is another. The
-    home's row names the shard, to which later claims of the name are sent. That shard has a row
-    with the same number for a schedule, and one for each ended claim, so that a late request cannot
-    use an ended claim."""
+    home's row names the shard, to which later claims of the name are sent. For a schedule, that
+    shard has a row with the same number. It also has a row for each ended claim, so that a late
+    request cannot use the claim."""
 
     of: str
     """The kind of the named object: SCHEDULE_NAMES or TRANSACTION_NAMES."""

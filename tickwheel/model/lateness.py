@@ -33,7 +33,7 @@ class Cause(StrEnum):
     NO_SUBSCRIBER = "no_subscriber"
     """The group had no subscriber."""
     CLOCK = "clock"
-    """The wall clock jumped ahead, or the daemon stopped its clock until it caught up."""
+    """The wall clock jumped ahead, and the daemon's clock followed it."""
     STORE = "store"
     """The store was slow or unavailable."""
     LOOP_BUSY = "loop_busy"
@@ -46,7 +46,7 @@ class Cause(StrEnum):
     """The group is pushed or forwarded, and its endpoint was slow or unavailable, so that the
     maximum number of deliveries was waiting for its answers."""
     KEY_BUSY = "key_busy"
-    """An earlier task of the order key was not finished, or its fair share was used up."""
+    """An earlier task of the order key was not finished, or the task's fair share was used up."""
 
 
 DAEMON_CAUSES = (Cause.DAEMON_DOWN, Cause.CLOCK, Cause.STORE, Cause.LOOP_BUSY)

@@ -237,7 +237,7 @@ def checked(fields: Mapping[str, Any], field: str, default: RetryPolicy) -> Retr
 
 
 def check_number(name: str, value: Any, field: str) -> Any:
-    """Check a number of a map by its name in ``FIELDS``. Raise InvalidPolicy for others."""
+    """Check a number of a map by its name in ``FIELDS``. Raise InvalidPolicy if it is invalid."""
     if name == "delays_ms":
         return _check_delays(value, field)
     if name == "factor":
@@ -499,7 +499,7 @@ class Coalescing(NamedTuple):
     """How long after its enqueue a task counts as pending; None means until it is finished."""
     unique_until: str = FINISHED
     """With ``started``, a task is not pending while a consumer has it, or if some groups have
-    finished it. A task that waits for a retry is always pending."""
+    finished it. Otherwise, a task that waits for a retry is pending."""
     replaces: str = BOTH
     """What the new task replaces: the body with all options, the due time, or both."""
     due: str = NEW

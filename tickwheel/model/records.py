@@ -2,7 +2,7 @@
 transitions in one group (``TRANSITIONS``).
 
 Pure data. Times are integers in milliseconds of the wall clock (Unix), and their names end in
-``_ms``. A pending ``TaskRow`` changes only by a reschedule, which replaces it.
+``_ms``. A ``TaskRow`` does not change: a reschedule or a replacement creates a new one.
 
 ``docs/durability.md`` contains the diagram of the table. One test compares the two, and the
 engine's model test fails at any transition that is not in the table.
@@ -39,8 +39,7 @@ PropertyValue = str | int | float | bool
 
 
 class Replayed(NamedTuple):
-    """The original of a replay, a task that was created when a group was reset
-    (``engine/groups.py``)."""
+    """The original of a task that a reset of a group has created (``engine/groups.py``)."""
 
     id: int
     """The id of the original."""
@@ -255,7 +254,7 @@ def text_bytes(text: str) -> int:
 
 
 class ProgressState(IntEnum):
-    """The progress of one group with one task. Without a row, no delivery was made."""
+    """The progress of one group with one task. Without a row, no delivery is recorded."""
 
     IN_FLIGHT = 1
     """Delivered; ``at_ms`` is when the lease ends."""
@@ -635,7 +634,7 @@ class Outcome(IntEnum):
     CANCELLED = 2
     EXPIRED = 3
     DELETED = 4
-    """Deleted from the dead letters by an operator."""
+    """Deleted from the dead letters, or with its group or topic."""
     FILTERED = 5
     """The filters of all groups excluded the task."""
 

@@ -148,7 +148,7 @@ class RedisTarget:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._parser: Any = None
         self._tail, self._unparsed_bytes = b"\n", 0
-        """The last bytes read."""
+        """The last bytes read, and the number of bytes read since the last complete reply."""
         self._asking = asyncio.Lock()
 
     async def connect(self) -> None:
@@ -244,7 +244,7 @@ class StreamEntries:
         self._head = ("XADD", name, *trim, "*", "body")
 
     def command(self, task_message: Message) -> tuple[str | bytes, ...]:
-        """The words of the command for one message."""
+        """Return the words of the command for one message."""
         args: list[str | bytes] = [*self._head, task_message.body]
         for name, value in task_message.headers.items():
             args += (name, value if type(value) is str else as_text(value))
@@ -259,7 +259,7 @@ class ListElements:
         self._is_json = is_json
 
     def command(self, task_message: Message) -> tuple[str | bytes, ...]:
-        """The words of the command for one message."""
+        """Return the words of the command for one message."""
         if not self._is_json:
             return "RPUSH", self._name, task_message.body
         try:
@@ -317,14 +317,14 @@ class AmqpTarget:
     concurrency = 1
 
     def __init__(
-        self, exchange: str, routing_key: str, *, batch_max: int = BATCH, **place: Any
+        self, exchange: str, routing_key: str, *, batch_max: int = BATCH, **options: Any
     ) -> None:
-        """``place`` are the connection options of aio-pika."""
+        """``options`` are the connection options of aio-pika."""
         with needs("amqp"):
             import aio_pika
             import aiormq.exceptions as errors
         self._aio_pika: Any = aio_pika
-        is_tls = bool(place.get("ssl"))
+        is_tls = bool(options.get("ssl"))
 
         class Bounded(aio_pika.Connection):
             def __init__(self, *args: Any, **options: Any) -> None:
@@ -341,7 +341,7 @@ class AmqpTarget:
         self._broker_errors = errors.DeliveryError, errors.ChannelClosed, errors.ConnectionClosed
         """All errors of the broker, such as an unconfirmed message or a closed channel."""
         self._exchange_name, self._routing_key = exchange, routing_key
-        self._place = place
+        self._options = options
         self.batch_max = batch_max
         self._connection: Any = None
         self._exchange: Any = None
@@ -349,7 +349,7 @@ class AmqpTarget:
     async def connect(self) -> None:
         """Connect and check that the exchange exists."""
         self._connection = await self._aio_pika.connect(
-            connection_class=self._bounded, **self._place
+            connection_class=self._bounded, **self._options
         )
         channel = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
         if self._exchange_name:

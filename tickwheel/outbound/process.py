@@ -251,12 +251,13 @@ class Sending:
             body = json.dumps(event).encode()
         request = push.Request(fields["url"], message_id, headers, body)
         with checked(partial(self.guard.check, fields["url"].partition("?")[0])):
-            answer = await push.post(self.http, request, Signer(fields["secrets"]), push.Spans())
+            signer = Signer(fields["secrets"])
+            answer = await push.post(self.http, request, signer, push.TimeLimits())
         is_good = answer.status is not None and 200 <= answer.status < 300
         return push.sent_fields(answer, "acked" if is_good else "retry", began_s, 0)
 
     async def _check(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Check the address of a forwarder. Raise BadRequest."""
+        """Check the URL of a forwarder. Raise BadRequest."""
         target_of(fields["url"], next(iter(fields["secrets"]), None))
         return {}
 

@@ -327,14 +327,14 @@ class Sent(NamedTuple):
     """The fields of ``PushSent``."""
 
 
-class Spans(NamedTuple):
+class TimeLimits(NamedTuple):
     """Time limits in seconds."""
 
     request_s: float = REQUEST_S
     connect_s: float = CONNECT_S
 
 
-async def post(http: Http, request: Request, signer: Signer, spans: Spans) -> Answer:
+async def post(http: Http, request: Request, signer: Signer, time_limits: TimeLimits) -> Answer:
     """Send a request and return its bounded answer. Raise only CancelledError.
 
     The endpoint may just have closed a kept connection, which is not a failure. If a kept
@@ -342,10 +342,10 @@ async def post(http: Http, request: Request, signer: Signer, spans: Spans) -> An
     """
     began_s = time.monotonic()
     try:
-        return await _post(http.session, request, signer, spans)
+        return await _post(http.session, request, signer, time_limits)
     except ClosedWhileIdle:
-        left_s = max(0.001, spans.request_s - (time.monotonic() - began_s))
-        return await _post(http.fresh, request, signer, spans._replace(request_s=left_s))
+        left_s = max(0.001, time_limits.request_s - (time.monotonic() - began_s))
+        return await _post(http.fresh, request, signer, time_limits._replace(request_s=left_s))
 
 
 class ClosedWhileIdle(Exception):
@@ -353,10 +353,10 @@ class ClosedWhileIdle(Exception):
 
 
 async def _post(
-    session: aiohttp.ClientSession, request: Request, signer: Signer, spans: Spans
+    session: aiohttp.ClientSession, request: Request, signer: Signer, time_limits: TimeLimits
 ) -> Answer:
     headers = request.headers | signer.headers(request.message_id, int(time.time()), request.body)
-    timeout = aiohttp.ClientTimeout(total=spans.request_s, sock_connect=spans.connect_s)
+    timeout = aiohttp.ClientTimeout(total=time_limits.request_s, sock_connect=time_limits.connect_s)
     status: int | None = None
     body, address, retry_after, error = b"", None, None, None
     try:
@@ -368,7 +368,7 @@ async def _post(
             address = response.peer if isinstance(response, Response) else None
             body = await _read(response)
     except TimeoutError:
-        error = None if status is not None else f"no answer within {spans.request_s:g} s"
+        error = None if status is not None else f"no answer within {time_limits.request_s:g} s"
     except (aiohttp.ClientError, OSError, ValueError) as problem:
         used = _USED.get()
         is_closed = isinstance(problem, (aiohttp.ServerDisconnectedError, OSError))
@@ -418,7 +418,7 @@ class PushTarget:
         self.last: dict[str, Any] = {}
         """The result of the last attempt: fields of ``TargetInfo``."""
         self.is_failing = False
-        self.spans = Spans(
+        self.time_limits = TimeLimits(
             options.get("request_timeout_ms", REQUEST_S * 1000) / 1000,
             options.get("connect_timeout_ms", CONNECT_S * 1000) / 1000,
         )
@@ -454,7 +454,7 @@ class PushTarget:
         self.in_flight += 1
         began_s = time.time()
         try:
-            answer = await post(self._http, request, self._signer, self.spans)
+            answer = await post(self._http, request, self._signer, self.time_limits)
         finally:
             self.in_flight -= 1
         outcome, result = await self._judge(delivery, answer)
@@ -531,7 +531,7 @@ class PushTarget:
         if sent is None or not sent.delivery[0]:
             raise NotFound(f"request {number} or its body is no longer kept")
         began_s = time.time()
-        answer = await post(self._http, sent.request, self._signer, self.spans)
+        answer = await post(self._http, sent.request, self._signer, self.time_limits)
         self._number += 1
         result = "acked" if answer.status is not None and 200 <= answer.status < 300 else "retry"
         fields = sent_fields(answer, result, began_s, self._number) | {"again": True}

@@ -8,7 +8,7 @@ There is no timer, so batches grow with the load. A batch that fails is sent aga
 connection. If that fails, each delivery of the batch is sent alone, because a single one may cause
 the failure; deliveries that still fail are nacked and follow the group's retry policy. If the
 target is unreachable or raises ``NotNow``, its unsent deliveries are released without counting a
-failure. A growing pause precedes each further attempt to connect, while due tasks wait.
+failure. The runner connects only for a batch, with a growing pause before each further attempt.
 
 Invariants: a delivery is acked only after the target has confirmed it. At most ``concurrency``
 batches are being sent at a time, and their leases are extended. One attempt to connect runs at a
@@ -66,7 +66,7 @@ def checked(check: Check | None) -> Iterator[None]:
 
 def _watch(loop: asyncio.AbstractEventLoop) -> None:
     if not isinstance(loop, asyncio.BaseEventLoop):
-        raise BadRequest(f"check needs an asyncio event loop, not {type(loop)!r}")
+        raise BadRequest(f"the argument check needs an asyncio event loop, not {type(loop)!r}")
     if hasattr(loop, _MARK):
         return
     connect = loop.sock_connect
@@ -145,7 +145,7 @@ class Runner:
         self._lost_ids: set[int] = set()
         """Identities of deliveries in ``_under_way`` that have lost their leases."""
         self._connections = 0
-        """Number of connections so far. It shows a lane that another lane has reconnected."""
+        """Number of connections so far, from which a lane learns that another has reconnected."""
         self._connecting: asyncio.Task[str | None] | None = None
         self._changing = asyncio.Lock()
         """Held while the target connects or closes."""

@@ -66,9 +66,9 @@ class Target(Protocol):
         """Send deliveries. Return an Outcome for each, in order, after the other system has
         confirmed it.
 
-        After an error, ``connect`` is called and all of them are sent again. ``NotNow``
-        does not count as a failed attempt; any other error does, because one of the deliveries may
-        have caused it. The target sets its own timeout."""
+        After an error, ``connect`` is called and the deliveries are sent again, except those that
+        ``NotNow.outcomes`` settles. ``NotNow`` does not count as a failed attempt; any other error
+        does, because one of the deliveries may have caused it. The target sets its own timeout."""
 
     async def close(self) -> None:
         """Close the connection, even after an error. A second call does nothing."""
@@ -241,7 +241,7 @@ def _add_options(headers: dict[str, Value], delivery: Delivery) -> None:
 
 
 def as_text(value: Value) -> str:
-    """Return a header's value as text: numbers in decimal, ``true`` or ``false``."""
+    """Return a header's value as text: numbers in decimal, booleans as ``true`` or ``false``."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return value if isinstance(value, str) else str(value)

@@ -29,7 +29,7 @@ from tickwheel.persistence.contract import Election, Store, StoreUnusable
 if TYPE_CHECKING:
     from tickwheel.persistence.contract import NodeRegistry, Siblings
 
-KNOWN = (
+URL_FORMS = (
     "memory:, sqlite:///relative.db, sqlite:////absolute.db, sqlite:///DIR/ (with --processes),"
     " redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/DB?master=NAME and"
     " redis+cluster://HOST:PORT,…/ (rediss…:// with TLS)"
@@ -225,9 +225,9 @@ def parse(url: str) -> StoreUrl:
     if name in ("redis", "rediss") and f"{plus}{variant}" in _REDIS:
         return StoreUrl("redis")
     if parts.scheme != "sqlite":
-        raise StoreUnusable(f"store {without_secrets(url)!r}: unknown kind; use {KNOWN}")
+        raise StoreUnusable(f"store {without_secrets(url)!r}: unknown kind; use {URL_FORMS}")
     if parts.netloc or parts.fragment:
-        raise StoreUnusable(f"store {url!r}: write three slashes before the path ({KNOWN})")
+        raise StoreUnusable(f"store {url!r}: write three slashes before the path ({URL_FORMS})")
     path = unquote(parts.path[1:])
     if path.endswith("/"):
         raise StoreUnusable(
@@ -235,7 +235,7 @@ def parse(url: str) -> StoreUrl:
             f" shard, for example {with_layout(ShardFolder(path)).url(0)}"
         )
     if not path or path == ":memory:":
-        raise StoreUnusable(f"store {url!r}: the path must name a file ({KNOWN})")
+        raise StoreUnusable(f"store {url!r}: the path must name a file ({URL_FORMS})")
     return StoreUrl("sqlite", path, tuple(_settings(url, parts.query)))
 
 

@@ -67,7 +67,7 @@ def check(url: str, *, is_locked: bool = False) -> Audit:
         meta = database.read_meta(connection, path)
         if not is_locked:  # reshard holds the lock, possibly to resume after an interruption
             instead = "check those, for example sqlite:///{folder}shard-0.db"
-            database.check_not_given_up(meta, path, instead)
+            database.check_not_moved(meta, path, instead)
         return _audit(connection, meta)
 
 
@@ -89,7 +89,7 @@ def _not_in_use(path: str) -> Iterator[None]:
                     f"{path} is in use by {holder}; stop it, or check a backup"
                 ) from error
         lock = StoreLock(path)
-        stack.callback(lock.give_up)
+        stack.callback(lock.close_descriptor)
         lock.lock_file()
         yield
 

@@ -75,7 +75,7 @@ def pack(*fields: object, version: int = VERSION) -> bytes:
 
 def unpack(name: str, data: bytes, *builds: Callable[..., _T]) -> _T:
     """Decode a record with the build function of its version; ``builds`` begin with version 1.
-    Raise RecordUnreadable, which names ``what``."""
+    Raise RecordUnreadable, whose message begins with ``name``."""
     try:
         record = msgpack.unpackb(data, use_list=False)
     except (ValueError, msgpack.UnpackException) as error:

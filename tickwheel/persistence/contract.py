@@ -133,6 +133,7 @@ class Opened:
     last_batch: int
     """Number of the last batch applied; the next one is one higher."""
     id_mark: int
+    """The highest id that was assigned before this epoch."""
     position_ms: int
     clean: bool
     """Whether the last owner closed the store, or the store is new; False after a crash."""
@@ -156,7 +157,7 @@ class Opened:
     is_branch: bool = False
     """Whether the epoch begins a new branch of the store."""
     is_behind: bool = False
-    """Whether this store is a copy that lacks batches of the original."""
+    """Whether the store lacks known batches and an operator has accepted this loss."""
 
 
 class StoredTask(NamedTuple):
@@ -195,7 +196,7 @@ class SmallState:
 
 @dataclass(slots=True)
 class Handles:
-    """A chunk of pending tasks in due order, as columns of equal length."""
+    """Ids, due times and topics of stored tasks in due order, as columns of equal length."""
 
     ids: Sequence[int]
     dues_ms: Sequence[int]
@@ -257,7 +258,7 @@ class Store(Protocol):
         ...
 
     async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
-        """Return the tasks with these ids, without the ids that do not exist."""
+        """Return id → task, without the ids that have no task."""
         ...
 
     async def read_some(
@@ -366,7 +367,7 @@ class Located(Protocol):
         ...
 
     @property
-    def moves(self) -> int:
+    def server_changes(self) -> int:
         """Number of times that the store changed its server."""
         ...
 
@@ -381,7 +382,7 @@ class OnDisk(Protocol):
 
 @runtime_checkable
 class Mirrored(Protocol):
-    """A store on a server that can lose confirmed data."""
+    """A store whose server can lose confirmed data."""
 
     @property
     def mirror(self) -> bool:
@@ -394,7 +395,7 @@ class WorksAhead(Protocol):
     """A store that can prepare a batch while the previous one is being committed."""
 
     def ahead(self, effects: Effects) -> None:
-        """Prepare ``effects``, which can still change and is not always committed. Never fails."""
+        """Prepare ``effects``, which can still change and may never be committed. Never fails."""
         ...
 
 
@@ -430,7 +431,7 @@ class Standby:
 
 @dataclass(frozen=True, slots=True)
 class ElectionState:
-    """The store's state as a daemon that does not lead has read it."""
+    """The store's state, as read by a daemon that does not lead."""
 
     leader: Leader | None
     ttl_ms: int
@@ -451,8 +452,8 @@ class ElectionState:
     lost_by: str = ""
     """The owner whose confirmed data is lost from the store and from its memory; empty: none."""
     leased_here: bool = False
-    """Whether the last leader took or renewed its lease at this server since the server's start and
-    promotion. If so, a missing lease has ended and was not lost in a failover."""
+    """Whether the last leader took or renewed its lease at this server since the server started and
+    since it was promoted. If so, a missing lease has ended and was not lost in a failover."""
 
     @property
     def known_leader(self) -> Leader | None:
@@ -467,7 +468,7 @@ class SiblingSettings(NamedTuple):
     """The groups and topic settings that another shard has committed."""
 
     counter: SettingsCounter
-    """Counts the changes to the settings of the topics whose home is this shard."""
+    """Counts the settings changes of the topics whose home is that other shard."""
     rows: Sequence[GroupRow] | None
     """All groups as of that counter, in any order; None: they were not read."""
 

@@ -157,8 +157,8 @@ async def new_sqlite(
 
 @asynccontextmanager
 async def copying(path: str, identity: StoreIdentity) -> AsyncIterator[Filler]:
-    """Fill a SQLite database that becomes the backup at ``path`` of another kind of store with the
-    identity ``identity``. Raise StoreError if ``path`` exists."""
+    """Fill a SQLite database that becomes, at ``path``, the backup of a store of another kind with
+    this identity. Raise StoreError if ``path`` exists."""
     if os.path.lexists(path):
         raise StoreError(f"backup: {path} already exists")
     try:

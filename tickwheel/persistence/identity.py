@@ -43,7 +43,7 @@ class StoreIdentity:
     incarnation: str
     past: tuple[EpochRecord, ...] = ()
     """The newest epochs of this branch before ``last``, oldest first."""
-    branch: str = ""
+    branch_reason: str = ""
     """``COPY`` or ``NEW``; empty: the next epoch continues this branch."""
 
 
@@ -70,7 +70,7 @@ def restored(after: str) -> dict[str, str]:
     return {"branch": NEW, "owner": f"restore/{after}"}
 
 
-def begin(
+def next_epoch(
     name: str, identity: StoreIdentity | None, evidence: Sequence[Evidence], epoch_min: int = 1
 ) -> Beginning:
     """Return the identity of the next epoch of the store ``name``. ``identity`` None: it is empty.
@@ -86,7 +86,7 @@ def begin(
             )
         return Beginning(epoch_min)
     lacking = next((fact for fact in evidence if _is_lacking(identity, fact)), None)
-    if lacking is not None and identity.branch != NEW:
+    if lacking is not None and identity.branch_reason != NEW:
         last = identity.last
         reached = f"epoch {last.epoch} ({last.mark or 'no mark'}), batch {last.batch}"
         empty = "" if last.batch else "; `tickwheel init --force` starts with an empty store"
@@ -96,7 +96,7 @@ def begin(
             f" missing data; `tickwheel init --branch` continues without it{empty}"
         )
     epoch = max(identity.last.epoch + 1, epoch_min)
-    if identity.branch:
+    if identity.branch_reason:
         epoch = max([epoch, *(fact.epoch + 1 for fact in evidence)])
         # A store that was initialized and never used has no preceding epoch.
         after = identity.last.mark if identity.last.batch else ""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-FAILED = (Py4JError, PySparkException)
+SPARK_ERRORS = (Py4JError, PySparkException)
 """Errors of Spark jobs, and of calls into the JVM."""
 CAUSES_MAX = 20
 _REASON_MAX = 400
@@ -37,7 +37,7 @@ def in_short(error: BaseException) -> str:
     return line[:_REASON_MAX]
 
 
-def is_no_file(error: Py4JJavaError) -> bool:
+def is_file_not_found(error: Py4JJavaError) -> bool:
     """Return whether the error means that a file does not exist."""
     return str(error.java_exception.getClass().getName()) == _NO_FILE
 
@@ -57,7 +57,7 @@ def _causes(error: BaseException) -> list[str]:
     return causes
 
 
-_WITHOUT_PROGRAMS = """
+_LOCAL_FILES_JAVA = """
 package tickwheel;
 
 public class LocalFiles extends org.apache.hadoop.fs.RawLocalFileSystem {
@@ -74,8 +74,8 @@ public class LocalFiles extends org.apache.hadoop.fs.RawLocalFileSystem {
 """
 
 
-def spare_programs(spark: SparkSession) -> None:
-    """Make Hadoop set the modes of new local files and folders with a call instead of a program.
+def avoid_chmod_processes(spark: SparkSession) -> None:
+    """Make Hadoop set the modes of new local files and folders with a call, not a process.
     Without its native library, which pyspark does not include, Hadoop starts ``chmod`` 420 times
     for each report. This compiles a subclass of Hadoop's class with Janino, Spark's compiler for
     queries. If that fails, nothing changes."""
@@ -83,7 +83,7 @@ def spare_programs(spark: SparkSession) -> None:
     try:
         compiler = jvm.org.codehaus.janino.SimpleCompiler()
         compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
-        compiler.cook(_WITHOUT_PROGRAMS)
+        compiler.cook(_LOCAL_FILES_JAVA)
         conf = jvm.org.apache.hadoop.conf.Configuration(
             spark.sparkContext._jsc.hadoopConfiguration()
         )
@@ -142,7 +142,7 @@ class Files:
         try:
             stream = system.open(hadoop)
         except Py4JJavaError as error:
-            if is_no_file(error):
+            if is_file_not_found(error):
                 return None  # it was removed after ``exists``
             raise
         try:
@@ -209,7 +209,7 @@ def _linked(aside: str, path: str) -> bool:
         return False
     except OSError:
         # Without hard links (FAT, some network shares) a race cannot be excluded.
-        if os.path.exists(path):  # a string, as Hadoop's paths are
+        if os.path.exists(path):  # os.path, because Hadoop's paths are strings
             return False
         os.rename(aside, path)
     return True

@@ -39,7 +39,7 @@ from tickwheel.reports import (
     schema,
     state,
 )
-from tickwheel.reports.files import FAILED, Files, in_short
+from tickwheel.reports.files import SPARK_ERRORS, Files, in_short
 from tickwheel.reports.metrics import BUCKET, DAY, HOUR, STEP, Cube
 from tickwheel.reports.page import Grain, grain
 from tickwheel.reports.session import started
@@ -89,7 +89,7 @@ def run(spark: SparkSession, settings: ReportSettings, progress: Progress | None
     """Make one report. Raise ReportError for every failure."""
     try:
         return _run(spark, settings, progress or (lambda stage, done, of: None))
-    except (*FAILED, OSError) as error:
+    except (*SPARK_ERRORS, OSError) as error:
         raise ReportError(in_short(error)) from error
 
 
@@ -110,15 +110,15 @@ def _run(spark: SparkSession, settings: ReportSettings, progress: Progress) -> R
             progress("figures", len(ready), len(by_name))
 
         lock.refresh()
-        state.forget_last(settings)
+        state.forget_report(settings)
         write_figures(spark, by_name, settings.out, done)
         rows = {name: figure.rows for name, figure in by_name.items()}
-        place = state.page_path(settings)
+        page_path = state.page_path(settings)
         text = page.render(rows, topics, loaded.manifest, settings)
-        Files(spark).write(place, text)
+        Files(spark).write(page_path, text)
         figures_s = time.monotonic() - loaded_s
-        report = Report(place, loaded, topics, rows, loaded_s - begun_s, figures_s, settings)
-        state.keep_last(settings, loaded.manifest.run, report.summary())
+        report = Report(page_path, loaded, topics, rows, loaded_s - begun_s, figures_s, settings)
+        state.save_report(settings, loaded.manifest.run, report.summary())
     return report
 
 
@@ -132,8 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"report: {error}", file=sys.stderr)  # noqa: T201  # a program's own output
         return 1
     manifest = report.loaded.manifest
-    for place in report.loaded.left_out:
-        print(f"report: {state.left_out_remark(place)}", file=sys.stderr)  # noqa: T201
+    for folder in report.loaded.left_out:
+        print(f"report: {state.left_out_remark(folder)}", file=sys.stderr)  # noqa: T201
     print(  # noqa: T201
         f"report: {report.loaded.rows} new rows, {manifest.rows} in all, "
         f"load {report.load_s:.1f} s, figures {report.figures_s:.1f} s: {report.page}"

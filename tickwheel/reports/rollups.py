@@ -34,8 +34,8 @@ from tickwheel.reports.schema import (
     OCCURRENCE_EVENTS,
     REASON_MAX,
     TASK_EVENTS,
-    TRANSACTION_ENDS,
     TRANSACTION_EVENTS,
+    TRANSACTION_WITH_AGE,
 )
 
 RATED = ("enqueued", "delivered", "acked")
@@ -61,10 +61,10 @@ def _keys(span_ms: int = QUARTER_MS) -> list[Column]:
 def facts(events: DataFrame, span_ms: int = QUARTER_MS) -> DataFrame:
     """Count events by attempt and measured value. The table contains facts by quarter of an hour.
     Any other ``span_ms`` must divide a quarter. ``value_ms`` is the lateness of a first delivery,
-    the time from delivery to ack, or the age of an ended transaction; otherwise it is null.
+    the time from delivery to ack, or the age of a transaction; otherwise it is null.
     ``held``: an order key or fair share made a first delivery late."""
     measured = F.when(F.col("event") == "delivered", F.col("lateness_ms")).when(
-        F.col("event").isin("acked", *TRANSACTION_ENDS), F.col("ack_ms")
+        F.col("event").isin("acked", *TRANSACTION_WITH_AGE), F.col("ack_ms")
     )
     counted = F.when(F.col("event") == "dropped", F.coalesce("count", F.lit(1))).otherwise(1)
     first = (F.col("event") == "delivered") & F.col("lateness_ms").isNotNull()
@@ -168,7 +168,7 @@ def newest_rates(rows: DataFrame) -> DataFrame:
 
 
 def merged(name: str, rows: DataFrame) -> DataFrame:
-    """Merge the rows of several runs into rows of one run. ``rates`` must be valid rows."""
+    """Merge the rows of several runs into rows of one run. Those of ``rates`` must be newest."""
     if name in ("rates", "slow"):
         return rows
     worst = {"took_max_ms"} & set(rows.columns)
@@ -224,8 +224,8 @@ def legs(events: DataFrame) -> DataFrame:
             F.min(F.when(first, c("time_ms"))).alias("first_ms"),
             F.min(F.when(c("event") == "acked", c("time_ms"))).alias("acked_ms"),
             F.min(F.when(c("event").isin(*FINAL), c("time_ms"))).alias("ended_ms"),
-            # How the whole task ended, and whether it ended in this group before other groups had
-            # received it.
+            # When the whole task ended, and whether it ended in this group before it ended in all
+            # groups.
             F.min(F.when(c("ended"), c("time_ms"))).alias("whole_ms"),
             F.coalesce(F.max(~c("ended")), F.lit(False)).alias("partly"),
             F.max(c("time_ms") * CODES + rank[c("event")]).alias("last_code"),
@@ -375,7 +375,7 @@ def waits(rows: DataFrame, horizon_ms: int | None = None, span_ms: int = QUARTER
 
 
 def origins(closed: DataFrame) -> DataFrame:
-    """Count the finished tasks of each producer, in the form of :func:`rollups.parties`."""
+    """Count the finished tasks of each producer, in the form of :func:`parties`."""
     took = F.col("acked_ms") - F.col("came_due_ms")
     return (
         closed.filter("acked_ms is not null and producer is not null")

@@ -37,8 +37,8 @@ TRANSACTION_EVENTS = (
     "transaction_checked", "transaction_parked",
 )  # fmt: skip
 """Events of transactions; the tasks of a committed transaction have ``enqueued`` events."""
-TRANSACTION_ENDS = ("transaction_committed", "transaction_rolled_back", "transaction_parked")
-"""Events that end a transaction and have its duration."""
+TRANSACTION_WITH_AGE = ("transaction_committed", "transaction_rolled_back", "transaction_parked")
+"""Events that contain the age of a transaction."""
 KEY_BUSY = "key_busy"
 """The cause of a delivery that was late because its order key or fair share was busy."""
 KEY_EVENTS = ("replaced", "kept", "rejected", "overtaken")
@@ -111,8 +111,8 @@ JOURNEY = """
     first_ms LONG, acked_ms LONG, ended_ms LONG, whole_ms LONG, partly BOOLEAN, owed BOOLEAN,
     last_code LONG, deliveries LONG, attempts INT
 """
-"""Columns of ``journeys``, which has a row for each task and group. If ``group`` is null, the task
-was not delivered to any group."""
+"""Columns of ``journeys``: a row for each task and group, one of them per task with ``lead``. If
+``group`` is null, the task was not delivered to any group."""
 
 
 # --- from lines to rows --------------------------------------------------------------------------

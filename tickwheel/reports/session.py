@@ -264,7 +264,7 @@ def started(
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
-    from tickwheel.reports.files import spare_programs
+    from tickwheel.reports.files import avoid_chmod_processes
 
     conf = SparkConf()
     wanted, class_flags = dict(NEEDED), list[str]()
@@ -296,7 +296,7 @@ def started(
         except Exception as error:
             raise ReportError(f"Spark did not start: {_reason(error, log)}") from error
     if is_on_one_machine:
-        spare_programs(spark)
+        avoid_chmod_processes(spark)
     succeeded = False
     try:
         yield spark

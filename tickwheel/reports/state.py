@@ -1,9 +1,9 @@
 """The part of a report's state that can be read without Spark: the segments of the history, the
 loaded segments, and whether the last report is still up to date.
 
-Each commit writes the runs of the table into a small JSON file, of which the newest complete one is
-valid (:mod:`~tickwheel.reports.table` describes the layout). New segments are detected by name and
-size, without opening them.
+Each commit writes a manifest, a small JSON file that lists the runs of the table. The newest
+complete manifest is valid (:mod:`~tickwheel.reports.table` describes the layout). New segments are
+detected by name and size, without opening them.
 
 The name of a segment (node, shard, epoch, number) and its hour are unique among all nodes of a
 store, because each epoch of a shard has one leader. So files with the same name, in any folder of
@@ -11,10 +11,11 @@ the history, are the same segment. The most complete file is used: a sealed file
 one, a longer file rather than a shorter one. Folders can be moved, copied into one another and
 named in any order without loading segments again.
 
-A report is saved with its inputs: the run of the table, the options, the program, and the files
-that it wrote. If none of these has changed and the history has no new events, a new report would be
-the same, so it is skipped without starting Spark. If local files do not prove this, the report is
-made. Clocks do not matter: figures refer to the newest event, never to the current time.
+A report is saved with a fingerprint: the run of the table, the options, the program, and the sizes
+of the files that it wrote. If none of these has changed and the history has no new events, a new
+report would be the same, so it is skipped without starting Spark. If local files do not prove this,
+the report is made. Clocks do not matter: figures refer to the newest event, never to the current
+time.
 """
 
 from __future__ import annotations
@@ -106,12 +107,12 @@ class Loaded:
     sealed: bool
     run: int
     schema: int
-    """The newest version of lines that the release which loaded the segment knew."""
+    """The newest version of lines known to the release that loaded the segment."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The parts of the table after ``run``."""
+    """The contents of the table once ``run`` is committed."""
 
     run: int = 0
     segments: Mapping[str, Loaded] = field(default_factory=dict)
@@ -221,7 +222,7 @@ def listed(
 ) -> list[Segment]:
     """Return the segments of all folders, each once with its most complete file, ordered by hour,
     then by shard and epoch. Raise ReportError if a folder is missing, or if it has no segments and
-    is not ``known`` from the last load, for example because a volume is not mounted."""
+    is not in ``known_folders`` of the last load, for example because a volume is not mounted."""
     files_by_name: dict[str, list[Segment]] = {}
     for root in settings.folders:
         if not files.exists(root):
@@ -257,7 +258,7 @@ def new_segments(
     segments: Sequence[Segment], manifest: Manifest, reloaded: Collection[str] = ()
 ) -> list[Segment]:
     """Return the segments to load: new segments, segments that were extended or sealed since their
-    last load, and those in ``again``. Loading a segment again is harmless, because the table
+    last load, and those in ``reloaded``. Loading a segment again is harmless, because the table
     ignores duplicate events. A file smaller than the loaded one is an older copy. Raise ReportError
     if the segments belong to several stores, or to another store than the table."""
     _check_one_store({*manifest.segments, *(segment.name for segment in segments)})
@@ -307,7 +308,7 @@ def find_new_segments(settings: ReportSettings) -> tuple[Manifest, list[Segment]
 
 
 def batches(segments: Sequence[Segment], bytes_max: int) -> Iterator[list[Segment]]:
-    """Yield the segments in order, in batches of at most ``bytes_max`` or one segment."""
+    """Yield the segments in order, in batches of at most ``bytes_max``; a larger one is alone."""
     batch: list[Segment] = []
     size = 0
     for segment in segments:
@@ -359,7 +360,7 @@ def unchanged_summary(settings: ReportSettings) -> Summary | None:
         return None
     try:
         saved = json.loads(_at(settings, REPORT).read_text("utf-8"))
-        if saved["made_of"] != _report_inputs(settings, saved["run"]):
+        if saved["made_of"] != _fingerprint(settings, saved["run"]):
             return None
         manifest, new_segments_found = find_new_segments(settings)
         if manifest.run != saved["run"] or new_segments_found:
@@ -373,19 +374,19 @@ def unchanged_summary(settings: ReportSettings) -> Summary | None:
     )  # fmt: skip
 
 
-def forget_last(settings: ReportSettings) -> None:
+def forget_report(settings: ReportSettings) -> None:
     """Forget the last report before new figures are written."""
     if is_local(settings.out):
         _at(settings, REPORT).unlink(missing_ok=True)
 
 
-def keep_last(settings: ReportSettings, run: int, summary: Summary) -> None:
+def save_report(settings: ReportSettings, run: int, summary: Summary) -> None:
     """Save the summary of a finished report. ``run`` is the run of the table from which its figures
     come."""
     if not is_local(*settings.history, settings.out):
         return
     text = json.dumps(
-        {"run": run, "made_of": _report_inputs(settings, run), "summary": asdict(summary)}, indent=1
+        {"run": run, "made_of": _fingerprint(settings, run), "summary": asdict(summary)}, indent=1
     )
     aside = _at(settings, f"{ASIDE}{REPORT}")
     # The summary only saves time in the next run, so a failure does not matter.
@@ -402,8 +403,8 @@ def _at(settings: ReportSettings, name: str) -> Path:
     return Path(settings.table) / name
 
 
-def _report_inputs(settings: ReportSettings, run: int) -> dict[str, Any]:
-    """Return all inputs of a report, as JSON values."""
+def _fingerprint(settings: ReportSettings, run: int) -> dict[str, Any]:
+    """Return what a report was made of and the sizes of its files, as JSON values."""
     options = {k: v for k, v in asdict(settings).items() if k not in UNRELATED_TO_FIGURES}
     out_path = Path(settings.out)
     written = [
@@ -411,11 +412,11 @@ def _report_inputs(settings: ReportSettings, run: int) -> dict[str, Any]:
         *out_path.glob("csv/*.csv"),
         *out_path.glob("metrics/*.parquet/*"),
     ]
-    inputs = {
+    fields = {
         "format": REPORT_FORMAT, "run": run, "options": options, "program": _program(),
         "files": {str(path.relative_to(out_path)): path.stat().st_size for path in written},
     }  # fmt: skip
-    as_json: dict[str, Any] = json.loads(json.dumps(inputs))
+    as_json: dict[str, Any] = json.loads(json.dumps(fields))
     return as_json
 
 

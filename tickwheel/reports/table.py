@@ -43,7 +43,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F
 
 from tickwheel.reports import ReportError, ReportSettings, rollups, schema
-from tickwheel.reports.files import FAILED, Files
+from tickwheel.reports.files import SPARK_ERRORS, Files
 from tickwheel.reports.state import (
     ASIDE,
     SEGMENT_SQL,
@@ -185,7 +185,7 @@ class Table:
 
 
 SALT_BYTES = 32 << 20
-"""Number of bytes of a batch per Spark task that writes a unit (date and topic)."""
+"""Bytes of a batch per Spark task; several tasks write a unit (date and topic) of a large batch."""
 BLOCK = 4_096
 """Number of events that are compared for duplicates together; they fit into Spark's buffer in
 memory."""
@@ -266,7 +266,7 @@ class Loader:
         damaged: list[Segment] = []
         try:
             return self._commit(batch, damaged, manifest)
-        except FAILED:
+        except SPARK_ERRORS:
             # Missing segments were sealed or removed after the listing. The next run handles them.
             present = [segment for segment in batch if self._files.exists(segment.path)]
             damaged = [segment for segment in present if not self._readable(segment.path)]
@@ -290,7 +290,7 @@ class Loader:
     def _readable(self, path: str) -> bool:
         try:
             self._spark.read.text(path).write.format("noop").mode("overwrite").save()
-        except FAILED:
+        except SPARK_ERRORS:
             return False
         return True
 
@@ -383,21 +383,21 @@ class Loader:
         added = self.table.added(run)
         open_journeys = None if manifest.open is None else self.table.open_journeys(manifest)
 
-        def travelled() -> None:
+        def write_journeys() -> None:
             self.table.write(rollups.advance(added, open_journeys), "journeys", run, "closed")
             closed = self.table.closed_journeys([run])
             for name, count in rollups.JOURNEY_ROLLUPS.items():
                 self.table.write(count(closed), name, run)
 
-        def rated() -> None:
+        def write_rates() -> None:
             overlapping = self._overlapping(added, manifest, dates)
             self.table.write(rollups.rates(overlapping, run), "rates", run)
 
-        def counted(name: str) -> None:
+        def write_rollup(name: str) -> None:
             self.table.write(rollups.EVENT_ROLLUPS[name](added), name, run)
 
-        work: list[Callable[[], None]] = [travelled, rated]
-        work += [partial(counted, name) for name in rollups.EVENT_ROLLUPS]
+        work: list[Callable[[], None]] = [write_journeys, write_rates]
+        work += [partial(write_rollup, name) for name in rollups.EVENT_ROLLUPS]
         with ThreadPoolExecutor(CONCURRENT_JOBS) as pool:
             for future in [pool.submit(job) for job in work]:
                 future.result()

@@ -119,7 +119,7 @@ def due(delay_ms: object, due_ms: object, field: str, now_ms: int, limits: Limit
     return now_ms + wait_ms
 
 
-def moved(command: str, asked: Any, now_ms: int, limits: Limits) -> dict[str, int]:
+def moved(command: str, request: Any, now_ms: int, limits: Limits) -> dict[str, int]:
     """Return the checked fields of a command that moves tasks, or nothing for other commands. Raise
     BadRequest or DueTooFar for invalid fields."""
     block = MOVES.get(command)
@@ -127,9 +127,9 @@ def moved(command: str, asked: Any, now_ms: int, limits: Limits) -> dict[str, in
         return {}
     fields = {
         name: block.field(name).kind.check(value, name, limits)
-        for name, value in block.move_fields(asked).items()
+        for name, value in block.move_fields(request).items()
     }
-    due_ms = block.due_at_ms(asked, now_ms)
+    due_ms = block.due_at_ms(request, now_ms)
     if due_ms is not None:
         due(None, due_ms, command, now_ms, limits)
     return fields
@@ -220,13 +220,13 @@ def settings(
         if named.get("where") is not None:
             check_can_hold(new_filter)
         named |= {"tags": new_filter.tags, "where": new_filter.where}
-    after = lines(changes, before._replace(**named))
+    after = with_line_settings(changes, before._replace(**named))
     if after.paused == before.paused:
         return after
     return after._replace(paused_ms=now_ms if after.paused else None)
 
 
-def lines(changes: Mapping[str, Any], before: GroupSettings) -> GroupSettings:
+def with_line_settings(changes: Mapping[str, Any], before: GroupSettings) -> GroupSettings:
     """Return the settings ``before`` with those of the ``changes`` that concern order keys and fair
     shares. Their kinds must have checked them. Removing a setting also removes the settings that
     need it. Raise BadRequest for contradictory settings."""
@@ -259,12 +259,12 @@ NEEDS = {"limit_each": "fair_by", "rate_each": "fair_by"}
 """For some settings, the other setting that they need."""
 
 
-def consumer_lines(options: Mapping[str, Any]) -> dict[str, Any]:
+def consumer_line_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a consumer's settings for order keys and fair shares, checked together."""
     line_settings = {name: options[name] for name in LINE_SETTINGS if options.get(name) is not None}
     if not line_settings:
         return line_settings
-    checked = lines(line_settings, _NOTHING_SET).flat()
+    checked = with_line_settings(line_settings, _NOTHING_SET).flat()
     return {name: checked[name] for name in line_settings}
 
 

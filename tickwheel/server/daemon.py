@@ -282,7 +282,7 @@ class Daemon:
             self._running.result()
 
     async def stop(self) -> None:
-        """Drain and stop the daemon. It need not have been started, and can have stopped."""
+        """Drain and stop the daemon, which may not have started or may already have failed."""
         self.draining = True
         if self._running is not None:
             self._running.cancel()

@@ -1,19 +1,19 @@
 """Leadership of a shard: waiting to lead, holding the lease, and detecting its end.
 
-A daemon that sent its last renewal less than the lease's time to live ago (minus a margin, on a
-clock that also counts suspension) is the only leader. Deliveries are allowed only during that time
+A leader is certainly the only one for the lease's time to live, minus a margin, after it sent its
+last renewal, on a clock that also counts suspension. Deliveries are allowed only during that time
 (``may_deliver``). Writes to the store do not depend on the lease, because they are fenced.
 
 A daemon initializes an empty store only after the store was empty and without a leader for a whole
 time to live, and never if the daemon has seen data in it: if the owner of the data still runs, it
-writes the data back. During that time no daemon acquires the lease, because the store may have lost
-the owner's lease as well.
+writes the data back. While daemons wait for the owner, none acquires the lease, because the store
+may have lost the owner's lease as well.
 
 ``Life`` identifies a process and detects whether another process has certainly ended. Node names
-and addresses are configured, and two machines can have the same (clones, a load balancer). The boot
-of the machine, the namespace of the process number, and the start time of the process are unique.
-Only a process in the same boot and namespace can know that the process with that number and start
-time has ended.
+and addresses are configured, and two machines can have the same (clones, a load balancer). The
+combination of a machine's boot, a process number with its namespace, and the process's start time
+is unique. Only a process in the same boot and namespace can know that the process with that number
+and start time has ended.
 """
 
 from __future__ import annotations
@@ -120,14 +120,14 @@ def _stat(pid: int) -> tuple[str, int] | None:
 
 
 POLL_S_MAX = 0.25
-NOTICE_S = 0.05
-"""Seconds between checks by a standby of whether the leader is about to release the lease."""
-HURRY_S = 0.02
+RELEASE_CHECK_S = 0.05
+"""Seconds after which a standby checks again whether the leader is about to release the lease."""
+LEAD_RETRY_S = 0.02
 """Seconds between a standby's attempts to lead while the leader is about to release the lease."""
 TROUBLE_RETRY_S = 0.2
 ANSWER_S = 0.2
-"""Seconds that the store has to confirm the lease after the permission to deliver has ended, before
-clients are told. After a suspension of this process, the store answers at once."""
+"""Seconds from the end of the permission to deliver until clients are told, unless the store has
+confirmed the lease by then, as it does after a mere suspension of this process."""
 RENEWALS_PER_TTL = 4
 MARGIN_PART = 6
 """The permission to deliver ends before the lease, by 1/6 of the lease's time to live."""
@@ -149,7 +149,8 @@ class _Wait(NamedTuple):
 
     subject: str
     left_ms: int | None
-    unless: str = ""
+    suffix: str = ""
+    """Text after the time in the log line."""
     is_repeated: bool = True
     """Whether the wait is logged repeatedly."""
 
@@ -181,7 +182,7 @@ class Leadership:
         self._node = ""
         """Name of this node, which must be unique. The first campaign sets it."""
         self._namesake = ("", 0)
-        """Owner of another leader with this node's name, and the steady time when it was found."""
+        """The ``owner`` of a leader with this node's name, and the steady time when first seen."""
         self._logged_namesake = ""
         self._wait: _Wait | None = None
         self._logged_wait = ("", 0)
@@ -265,10 +266,10 @@ class Leadership:
         waited_s = 0.0
         while waited_s < self._poll_s:
             if self._is_release_near():
-                await asyncio.sleep(HURRY_S)
+                await asyncio.sleep(LEAD_RETRY_S)
                 return
-            await asyncio.sleep(NOTICE_S)
-            waited_s += NOTICE_S
+            await asyncio.sleep(RELEASE_CHECK_S)
+            waited_s += RELEASE_CHECK_S
 
     async def can_lead(self) -> bool:
         """Check the store once, and return whether this daemon can lead. Raise StoreError on
@@ -340,7 +341,7 @@ class Leadership:
         if wait.left_ms is not None:
             at = datetime.fromtimestamp((now.now_ms + wait.left_ms) // 1000, UTC)
             until = f"{wait.left_ms / 1000:.1f} s, until {at:%H:%M:%S} UTC"
-        self._on_event("waiting", f"for {wait.subject}: {until}{wait.unless}")
+        self._on_event("waiting", f"for {wait.subject}: {until}{wait.suffix}")
 
     def _may_lead(self, state: ElectionState) -> bool:
         mono_ms = self._clock.read().mono_ms
@@ -350,10 +351,10 @@ class Leadership:
         if state.incarnation:
             self._empty_since_mono_ms, self._logged_empty = None, False
             if state.lost_by:
-                self._wait_for_restore(state.lost_by)
+                self._report_lost_data(state.lost_by)
                 return False
             if state.rewriting:
-                self._wait_for_rewriter(state, mono_ms)
+                self._check_rewriter(state, mono_ms)
                 self._wait = _Wait(f"{state.rewriting}, which is rewriting the store", None)
                 return False
             return state.clean or self._owner_had_time(state, mono_ms)
@@ -388,8 +389,8 @@ class Leadership:
         self._wait = _Wait(subject, left_ms)
         return left_ms <= 0
 
-    def _wait_for_rewriter(self, state: ElectionState, mono_ms: int) -> None:
-        """Wait for the owner that is rewriting the store: only its memory contains all data."""
+    def _check_rewriter(self, state: ElectionState, mono_ms: int) -> None:
+        """Report an incomplete store if the owner that was rewriting it has disappeared."""
         if self._partial_since_mono_ms is None:
             self._partial_since_mono_ms = mono_ms
         if not self._partial and mono_ms - self._partial_since_mono_ms >= self._ttl_ms:
@@ -400,8 +401,8 @@ class Leadership:
             )
             self._on_event("store_is_partial", self._partial)
 
-    def _wait_for_restore(self, owner: str) -> None:
-        """Wait for an operator to restore the store, because no daemon has the missing data."""
+    def _report_lost_data(self, owner: str) -> None:
+        """Report that an operator must restore the store, because no daemon has the lost data."""
         if not self._partial:
             self._partial = (
                 f"it lacks data that {owner} had confirmed without keeping a copy (mirror=no);"
@@ -482,7 +483,7 @@ class Leadership:
         while True:
             await asyncio.sleep(pause_s if not self._trouble else TROUBLE_RETRY_S)
             mono_ms = self._clock.read().mono_ms
-            me, connections = self._lead(), self._election.connections
+            me, connections = self._own_entry(), self._election.connections
             try:
                 renewed = await self._election.renew(me)
                 if not renewed:
@@ -516,8 +517,8 @@ class Leadership:
         """Reacquire a lease that expired while the store or this process was suspended."""
         if me.epoch and await self._election.acquire(me):
             state = await self._election.look()
-            stranger = state.owner != me.owner and state.epoch >= me.epoch
-            if not (state.incarnation and stranger):
+            another_led = state.owner != me.owner and state.epoch >= me.epoch
+            if not (state.incarnation and another_led):
                 return
             await self._election.release(me)
         raise Deposed("the lease has expired, and another daemon leads or has led since then")
@@ -526,7 +527,7 @@ class Leadership:
         self._until_mono_ms = sent_mono_ms + self._ttl_ms - self._ttl_ms // MARGIN_PART
         self._on_renewed()
 
-    def _lead(self) -> Leader:
+    def _own_entry(self) -> Leader:
         assert self.me is not None
         return self.me
 
@@ -565,4 +566,4 @@ class Leadership:
     def _note_recovery(self) -> None:
         if self._trouble:
             self._trouble = False
-            self._on_event("election_works_again", "the election is reachable again")
+            self._on_event("election_works_again", "the store can be used for the election again")

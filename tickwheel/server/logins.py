@@ -233,7 +233,7 @@ class Logins:
             who = {"who": "signal", "operation": operation}
             self.audit.write({**who, "named": {}, "outcome": "ok"})
 
-    def note_failed_console(self, address: str, error: TickwheelError) -> None:
+    def note_failed_console_login(self, address: str, error: TickwheelError) -> None:
         """Log a failed login to the console. If there are many, most of them are only counted, so
         that they do not fill the log."""
         if self.audit is None:

@@ -101,8 +101,8 @@ def _node_of(settings: Settings) -> Node:
     feature = f"shards ({count})"
     if settings.processes != 1:
         raise BadRequest(
-            f"processes ({settings.processes}) cannot be set with {feature} in the store's URL; it"
-            " is only for a folder of databases"
+            f"processes ({settings.processes}) cannot be set with {feature} in the store's URL;"
+            " processes is only for a folder of databases"
         )
     if settings.shard or settings.route:
         name = "shard" if settings.shard else "route"

@@ -38,11 +38,11 @@ COMMAND: Final = (sys.executable, "-m", "tickwheel.outbound.process")
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 RESTART_S: Final = 0.2
 RESTART_MAX_S: Final = 5.0
-"""Minimum and maximum seconds before a restart. The pause doubles each time it ends soon."""
+"""Minimum and maximum seconds before a restart. The pause doubles if the process ends soon."""
 HEALTHY_S: Final = 10.0
-"""Seconds after its start when the process counts as healthy, which resets the pause."""
+"""Seconds after which the running process counts as healthy, which resets the pause."""
 STOP_S: Final = 5.0
-"""Seconds that requests in progress have to finish when the daemon stops."""
+"""Maximum seconds to wait for requests in progress when the daemon stops."""
 ANSWER_S: Final = 60.0
 """Seconds to wait for an answer of the process."""
 ASKED_MAX: Final = 64
@@ -140,32 +140,32 @@ class Outbound:
             if wanted:
                 self._begin()
             return
-        for place in self._sent_targets.keys() - wanted.keys():
-            self._forget(place)
-            self._write({"remove": place})
-        for place, row in wanted.items():
-            if self._sent_targets.get(place) != row:
-                self._forget(place)
-                self._sent_targets[place] = row
+        for key in self._sent_targets.keys() - wanted.keys():
+            self._forget(key)
+            self._write({"remove": key})
+        for key, row in wanted.items():
+            if self._sent_targets.get(key) != row:
+                self._forget(key)
+                self._sent_targets[key] = row
                 self._write({"set": row_map(row)})
 
     def _wanted(self) -> dict[tuple[str, str], TargetRow]:
         shard = self._shard
         targets = {} if shard is None else shard.core.targets
-        return {place: row for place, row in targets.items() if row.ended_ms is None}
+        return {key: row for key, row in targets.items() if row.ended_ms is None}
 
-    def _forget(self, place: tuple[str, str]) -> None:
-        self._sent_targets.pop(place, None)
-        self._state_counts[self._states.pop(place, {}).get("state", "")] -= 1
+    def _forget(self, key: tuple[str, str]) -> None:
+        self._sent_targets.pop(key, None)
+        self._state_counts[self._states.pop(key, {}).get("state", "")] -= 1
 
-    def _note(self, place: tuple[str, str], state: dict[str, Any]) -> None:
+    def _note(self, key: tuple[str, str], state: dict[str, Any]) -> None:
         """Record the state of a target and update the counts."""
-        before = self._states.get(place, {})
+        before = self._states.get(key, {})
         for name in TOTALS:
             self._totals[name] += state.get(name, 0) - before.get(name, 0)
         self._state_counts[before.get("state", "")] -= 1
         self._state_counts[state.get("state", "")] += 1
-        self._states[place] = state
+        self._states[key] = state
 
     def state(self, topic: str, group: str) -> Mapping[str, Any]:
         """Return the last reported state of a target."""
@@ -298,8 +298,8 @@ class Outbound:
 
     def _forget_process(self, reason: str) -> None:
         """Forget the state of the process and fail its unanswered questions."""
-        for place in list(self._sent_targets):
-            self._forget(place)
+        for key in list(self._sent_targets):
+            self._forget(key)
         for _, answer in self._questions.values():
             if not answer.done():
                 answer.set_exception(Refused(f"{reason}; try again soon"))

@@ -65,7 +65,7 @@ RESTART_MAX_S: Final = 5.0
 """Minimum and maximum seconds before a daemon is restarted. The pause doubles each time that the
 daemon dies soon after its start."""
 HEALTHY_S: Final = 10.0
-"""Seconds after its start when a daemon counts as healthy, which resets the pause."""
+"""Seconds after which a running daemon counts as healthy, which resets the pause."""
 PORT_MAX: Final = 65_535
 _STOP: Final = frozenset((signal.SIGTERM, signal.SIGINT))
 _HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD)

@@ -64,7 +64,7 @@ SLACK: Final = Fraction(5, 4)
 
 
 def bound_of(shards: int, capacity: float, total: float) -> int:
-    """Return how many of ``shards`` a node may have whose share of ``total`` is ``capacity``."""
+    """Return how many of ``shards`` shards a node with ``capacity`` of the ``total`` may have."""
     fair = shards * Fraction(capacity) / Fraction(total)
     return max(math.ceil(fair), math.floor(SLACK * fair))
 
@@ -301,7 +301,7 @@ class Registrar:
                 self._note_recovery()
                 if cluster is not None:
                     pause_s = self._decide(cluster)
-                    if self._has_left(cluster):
+                    if self._may_end(cluster):
                         return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
@@ -465,7 +465,7 @@ class Registrar:
         if before != sorted(self._wanted):
             self._on_bulletin()
 
-    def _has_left(self, cluster: NodesSeen) -> bool:
+    def _may_end(self, cluster: NodesSeen) -> bool:
         """Return whether a stopping node can end now."""
         if self._leaving_since_s is None:
             return False

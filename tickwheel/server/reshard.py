@@ -177,27 +177,27 @@ def reshard(plan: Plan, now_ms: int) -> Report:
     nothing has changed, or the same call completes the change."""
     if not 1 <= plan.to <= SHARDS_MAX:
         raise BadRequest(f"to must be between 1 and {SHARDS_MAX}, not {plan.to}")
-    place = _place_of(plan)
+    paths = _paths_of(plan)
     report = Report(
-        without_secrets(plan.store), f"sqlite:///{place.folder.path}", len(place.paths), plan.to,
+        without_secrets(plan.store), f"sqlite:///{paths.folder.path}", len(paths.old), plan.to,
         plan.dry_run,
     )  # fmt: skip
-    if place.is_done:
+    if paths.is_done:
         report.already = True
         return report
     with ExitStack() as stack:
-        endings_max = place.options.endings_max
+        endings_max = paths.options.endings_max
         sources = [
-            _Source(number, path, endings_max, stack) for number, path in enumerate(place.paths)
+            _Source(number, path, endings_max, stack) for number, path in enumerate(paths.old)
         ]
         move = _Move(sources, plan.to, endings_max)
         move.survey(report)
-        _check_room(place, plan.to)
+        _check_room(paths, plan.to)
         if not plan.dry_run:
-            _create_databases(place, move, now_ms)
-            report.kept = place.paths
+            _create_databases(paths, move, now_ms)
+            report.kept = paths.old
     report.shards = [
-        {"shard": shard, "tasks": tasks, "database": place.new_folder.database(shard)}
+        {"shard": shard, "tasks": tasks, "database": paths.new_folder.database(shard)}
         for shard, tasks in enumerate(move.tasks_of)
     ]
     return report
@@ -212,7 +212,7 @@ class _Paths(NamedTuple):
     folder: ShardFolder
     layout: Layout
     """Current layout of the folder; a new folder has 0 shards."""
-    paths: list[str]
+    old: list[str]
     is_done: bool
 
     @property
@@ -227,10 +227,10 @@ class _Paths(NamedTuple):
         return options_from(url, parse(url).settings)
 
 
-def _place_of(plan: Plan) -> _Paths:
+def _paths_of(plan: Plan) -> _Paths:
     folder = shard_folder(plan.store)
     if folder is None:
-        return _place_of_one(plan)
+        return _paths_of_one(plan)
     if plan.into is not None:
         raise BadRequest(
             f"into ({plan.into}) needs a single database, but {plan.store} is a folder"
@@ -243,7 +243,7 @@ def _place_of(plan: Plan) -> _Paths:
     return _Paths(folder, layout, paths, layout.shards == plan.to)
 
 
-def _place_of_one(plan: Plan) -> _Paths:
+def _paths_of_one(plan: Plan) -> _Paths:
     kind = parse(plan.store).kind
     if kind != "sqlite":
         raise BadRequest(f"store {without_secrets(plan.store)!r} must be an SQLite store")
@@ -266,14 +266,14 @@ def _place_of_one(plan: Plan) -> _Paths:
     return _Paths(folder, layout, [path], is_done=True)
 
 
-def _check_room(place: _Paths, count: int) -> None:
+def _check_room(paths: _Paths, count: int) -> None:
     """Raise StoreUnusable unless the new databases certainly fit on the disk."""
-    needed = 2 * sum(map(os.path.getsize, place.paths)) + count * ROOM_BYTES
-    path = os.path.abspath(place.folder.path)
+    needed = 2 * sum(map(os.path.getsize, paths.old)) + count * ROOM_BYTES
+    path = os.path.abspath(paths.folder.path)
     free = free_bytes(f"{path}/" if os.path.isdir(path) else path)
     if free < needed:
         raise StoreUnusable(
-            f"{place.folder.path}: {needed:,} bytes are needed, but {free:,} are free on disk"
+            f"{paths.folder.path}: {needed:,} bytes are needed, but {free:,} are free on disk"
         )
 
 
@@ -306,7 +306,7 @@ class _Source:
         self._reader = Reader(self._connection)
 
     def _check_not_given_up(self, successor: object) -> None:
-        """Raise Conflict if other databases have replaced this one. An interrupted run has not."""
+        """Raise Conflict if a completed run has replaced this database by others."""
         if successor is None:
             return
         path, _, part = str(successor).rstrip("/").rpartition("/")
@@ -460,9 +460,9 @@ class _Groups:
 
 def _check_settled(row: GroupRow) -> None:
     if row.settings is not None and row.settings.closed_ms is not None:
-        place = f"group {row.group} of topic" if row.group != TOPIC_ITSELF else "topic"
+        subject = f"group {row.group} of topic" if row.group != TOPIC_ITSELF else "topic"
         raise Conflict(
-            f"{place} {row.topic} is being deleted: start a daemon and let it finish the deletion"
+            f"{subject} {row.topic} is being deleted: start a daemon and let it finish the deletion"
         )
 
 
@@ -480,8 +480,8 @@ def _same_settings(rows: Sequence[GroupRow]) -> GroupSettings | None:
     filters |= {(None, None) for row in rows if row.settings is None}
     if len(filters) > 1 or any(settings != versions[0] for settings in versions):
         row = rows[0]
-        place = f"group {row.group} of topic" if row.group != TOPIC_ITSELF else "topic"
-        raise Conflict(f"{place} {row.topic} has different settings in different shards")
+        subject = f"group {row.group} of topic" if row.group != TOPIC_ITSELF else "topic"
+        raise Conflict(f"{subject} {row.topic} has different settings in different shards")
     return None if all(row.settings is None for row in rows) else versions[0]
 
 
@@ -756,9 +756,9 @@ def _is_from_reshard(row: ProgressRow) -> bool:
     return row.state is ProgressState.DONE and not (row.attempt or row.epoch or row.at_ms)
 
 
-def _create_databases(place: _Paths, move: _Move, now_ms: int) -> None:
+def _create_databases(paths: _Paths, move: _Move, now_ms: int) -> None:
     """Create, verify and activate the new databases."""
-    folder = place.new_folder
+    folder = paths.new_folder
     try:
         Path(folder.path).mkdir(exist_ok=True)
     except OSError as error:
@@ -766,13 +766,13 @@ def _create_databases(place: _Paths, move: _Move, now_ms: int) -> None:
     lock = FileLock(f"{folder.path}reshard.lock")
     lock.acquire(OWNER)
     try:
-        for leftover in unfinished(place.folder):
+        for leftover in unfinished(paths.folder):
             shutil.rmtree(leftover)
         new_path = f"{folder.path}{folder.part}"
         os.mkdir(new_path)
         try:
             failpoints.hit("reshard.begun")
-            sums = asyncio.run(_fill(place, move, now_ms))
+            sums = asyncio.run(_fill(paths, move, now_ms))
             disk.sync(new_path)
             failpoints.hit("reshard.copied")
             for shard, expected in enumerate(sums):
@@ -781,20 +781,20 @@ def _create_databases(place: _Paths, move: _Move, now_ms: int) -> None:
         except BaseException:
             shutil.rmtree(new_path, ignore_errors=True)  # daemons may need the space
             raise
-        _switch(place, move)
+        _switch(paths, move)
     finally:
         lock.release()
 
 
-async def _fill(place: _Paths, move: _Move, now_ms: int) -> list[_Counts]:
+async def _fill(paths: _Paths, move: _Move, now_ms: int) -> list[_Counts]:
     """Fill the new databases, and return the counts that each of them should have."""
     meta = {SINCE_EPOCH: move.epoch}
     sums = [_Counts() for _ in range(move.count)]
     async with AsyncExitStack() as stack:
         fillers = []
         for shard in range(move.count):
-            path = place.new_folder.database(shard)
-            opening = new_sqlite(path, OWNER, now_ms, move.epoch, meta, place.options)
+            path = paths.new_folder.database(shard)
+            opening = new_sqlite(path, OWNER, now_ms, move.epoch, meta, paths.options)
             filler = await stack.enter_async_context(opening)
             await filler.begin(
                 move.groups.rows, move.outcomes[shard], move.id_mark_of(shard), move.position_ms
@@ -836,15 +836,15 @@ def _records(move: _Move, shard: int) -> Mapping[RecordKey, Any]:
     return SmallState(keyed(GROUP, move.groups.rows) | move.records[shard]).records
 
 
-def _switch(place: _Paths, move: _Move) -> None:
+def _switch(paths: _Paths, move: _Move) -> None:
     """Mark the old databases as given up, then activate the new ones."""
-    folder = place.new_folder
+    folder = paths.new_folder
     for source in move.sources:
         source.close()
         successor = f"{os.path.realpath(folder.path)}/{folder.part}"
         write_meta(source.path, {MOVED_TO: successor})
         failpoints.hit("reshard.given_up")
     failpoints.hit("reshard.switching")
-    layout = Layout(move.count, place.layout.number + 1, move.moved_id, move.epoch)
-    write_layout(place.folder, layout)
+    layout = Layout(move.count, paths.layout.number + 1, move.moved_id, move.epoch)
+    write_layout(paths.folder, layout)
     failpoints.hit("reshard.switched")

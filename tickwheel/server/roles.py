@@ -343,7 +343,7 @@ class Roles:
         recovering.log_summary(self.log, without_secrets(settings.store), self.observed.recovery_s)
 
     def _compare_clock(self, opened: Opened) -> None:
-        """Hold a clock that is far ahead of the store's last time: all tasks would fire at once."""
+        """Hold the clock if it is far ahead of the store's last time and would fire all tasks."""
         settings = self.settings
         if settings.accept_clock:
             self.clock.accept()
@@ -386,8 +386,8 @@ class Roles:
         return owner, opened
 
     def _evidence(self) -> list[Evidence]:
-        """Return facts about the store from other sources. The store is first checked against
-        them."""
+        """Return facts about the store from other sources, against which it is checked when it is
+        opened."""
         facts = self.history.evidence() if self.history is not None else []
         if self.settings.expect_store:
             facts.append(Evidence("the setting expect_store"))
@@ -399,7 +399,7 @@ class Roles:
             gc.collect()
             gc.freeze()
         self.observed.load_s = time.monotonic() - started_s
-        if recovering.is_small:
+        if recovering.begin_loaded_all:
             return
         self.log.info("loaded", tasks=recovering.loaded, seconds=round(self.observed.load_s, 3))
 

@@ -1,7 +1,7 @@
 """Settings of the daemon. Flags override environment variables (``TICKWHEEL_*``), which override
 the TOML file.
 
-The name of each number ends in its unit.
+The name of a number ends in its unit, if it has one.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ DISPATCH_BYTES = 16 * 1024 * 1024
 HOT_BYTES_MAX = 256 * 1024 * 1024
 """Default of ``resident_bytes_max``, the bytes of bodies of tasks that are due soon or ready."""
 REDIS_RESIDENT_BYTES_MAX = 2 * 1024 * 1024 * 1024
-"""Default of ``resident_bytes_max`` with Redis. All bodies stay in memory, which can restore a
-Redis that lost them."""
+"""Default of ``resident_bytes_max`` with Redis. All bodies stay in memory, so that the daemon can
+restore a Redis that lost them."""
 
 
 class Settings(BaseSettings):
@@ -59,7 +59,7 @@ class Settings(BaseSettings):
     # stores and addresses
     store: str = "sqlite:///tickwheel.db"
     expect_store: bool = False
-    """Refuse to start with an empty store, because its data was lost. To be set after the first
+    """Refuse to start with an empty store, whose data must have been lost. Set this after the first
     start."""
     expect_standbys: int = Field(default=0, ge=0, le=64)
     """Expected standbys of each shard. If there are fewer, the daemon reports this and an alert
@@ -76,8 +76,8 @@ class Settings(BaseSettings):
     route: str = ""
     """Addresses of all shards, in order. The parent sets it for daemons of ``processes``."""
     moved_id: int = Field(default=0, ge=0)
-    """Largest id of a task that can be in any shard. The parent sets it for daemons of
-    ``processes``."""
+    """Tasks with ids up to this can be in any shard, regardless of the shard in their ids. The
+    parent sets it for daemons of ``processes``."""
     node: str = Field(default_factory=socket.gethostname)
     node_capacity: float = Field(default=1.0, ge=0.01, le=1_000)
     """Weight of this node (``?shards=N``). Its number of shards is proportional to its weight."""
@@ -144,7 +144,7 @@ class Settings(BaseSettings):
     otlp_interval_s: float = Field(default=60.0, ge=1, le=86_400)
     """Seconds between exports of metrics."""
     trace_sample: float = Field(default=0.01, ge=0, le=1)
-    """Fraction of the traces sampled by producers to which the daemon adds spans."""
+    """The daemon adds spans to this fraction of the traces that producers have sampled."""
     # the wheel
     slots: int = Field(default=3600, ge=2, le=1_000_000)
     tick_ms: int = Field(default=1000, ge=1, le=3_600_000)
@@ -155,7 +155,7 @@ class Settings(BaseSettings):
     """Delays of levels 1, 2, …, separated by spaces; units s, m, h, d."""
     clock_hold_over_s: float = Field(default=86_400.0, gt=0)
     clock_hold_start_over_s: float = Field(default=7 * 86_400.0, ge=7_200)
-    """The minimum exceeds the age of the time that an idle daemon has stored."""
+    """The minimum is two hours, because an idle daemon stores the time only once an hour."""
     accept_clock: bool = False
     resident_horizon_s: float = Field(default=60.0, ge=0)
     resident_bytes_max: int | None = Field(default=None, gt=0)
@@ -250,9 +250,9 @@ class Settings(BaseSettings):
     """Seconds without a request about a transaction until its producer group is asked for the
     outcome."""
     transaction_check_every_s: float = Field(default=60.0, gt=0)
-    """Seconds between repeated questions to the producer group."""
+    """Seconds between repeated check-backs to the producer group."""
     transaction_checks_max: int = Field(default=15, ge=1)
-    """Maximum questions before the transaction is parked."""
+    """Maximum check-backs before the transaction is parked."""
     transactions_remembered_max: int = Field(default=100_000, ge=0)
     """Maximum decided transactions that are remembered for a repeated commit or rollback."""
     transactions_remembered_s: float = Field(default=3_600.0, gt=0)
@@ -530,7 +530,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         sources = [init_settings]
-        # Most of the time is needed to look up each setting in the environment.
+        # Looking up each setting takes most of the time, so skip it if no variable is set.
         if any(name.upper().startswith(environment.PREFIX) for name in os.environ):
             sources.append(env_settings)
         if settings_cls.model_config.get("toml_file") is not None:
@@ -551,7 +551,7 @@ class Settings(BaseSettings):
     @property
     def out_room_bytes(self) -> int:
         """Bytes between ``out_bytes_stop`` and ``out_bytes_max``. A quarter each is reserved for a
-        dispatch, its last frame, deliveries at most once, and answers."""
+        dispatch, its last frame, at-most-once deliveries, and answers."""
         return self.out_bytes_max - self.out_bytes_stop
 
     @property

@@ -384,7 +384,7 @@ class TlsServer:
 
 
 class Pace:
-    """Limits the rate of handshakes. A burst can consist of as many as can be in progress."""
+    """Limits the rate of handshakes. A burst has at most as many as can be in progress."""
 
     def __init__(self, per_s: float, in_progress_max: int) -> None:
         self._per_s = per_s

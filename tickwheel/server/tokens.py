@@ -248,9 +248,10 @@ def _quotas(quotas: Any, field: str) -> Quotas:
     if type(quotas) is not dict or not quotas.keys() <= set(Quotas._fields):
         raise BadRequest(f"{field} can only have {', '.join(Quotas._fields)}, not {shown(quotas)}")
     for name, value in quotas.items():
-        kinds = (int, float) if name.endswith("_per_s") else (int,)
-        if type(value) not in kinds or not 0 < value < QUOTA_MAX:
-            raise BadRequest(f"{field}.{name} must be a number above 0, not {shown(value)}")
+        is_rate = name.endswith("_per_s")
+        if type(value) not in ((int, float) if is_rate else (int,)) or not 0 < value < QUOTA_MAX:
+            kind = f"{'a number' if is_rate else 'an integer'} above 0 and below {QUOTA_MAX}"
+            raise BadRequest(f"{field}.{name} must be {kind}, not {shown(value)}")
     return Quotas(**quotas)
 
 
@@ -262,7 +263,8 @@ def parse_quotas(texts: Sequence[str]) -> Quotas | None:
         try:
             quotas[name] = float(number) if name.endswith("_per_s") else int(number)
         except ValueError:
-            raise BadRequest(f"a quota must be NAME=NUMBER, not {shown(text)}") from None
+            form = "NAME=INTEGER, or NAME_per_s=NUMBER"
+            raise BadRequest(f"a quota must be {form}, not {shown(text)}") from None
     return _quotas(quotas, "quota") if quotas else None
 
 
@@ -323,7 +325,7 @@ def _write(path: Path, tokens: Tokens) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Lock the file against changes by other commands."""
+    """Lock the file's folder, so that no other command changes the file meanwhile."""
     folder = os.open(Path(os.path.realpath(path)).parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
@@ -333,8 +335,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, value: object) -> None:
-    """Replace the file, or the target of a link, atomically and durably. Root preserves the owner,
-    or gives a new file to the owner of the folder, because the daemon must be able to read it."""
+    """Replace the file, or the target of a link, atomically and durably. When run by root, keep the
+    owner, or give a new file to the owner of the folder, so that the daemon can read it."""
     path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -350,7 +350,7 @@ class _LastMessage(logging.Handler):
 
 
 def headers_of(path: str | None) -> dict[str, str]:
-    """Return the headers that a file contains, one on each line. Raise BadRequest if it is bad."""
+    """Return the headers in a file, one on each line. Raise BadRequest if the file is invalid."""
     if path is None:
         return {}
     try:

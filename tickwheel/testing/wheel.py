@@ -396,7 +396,7 @@ class TestWheel:
         await self._inside.stop()
         await self._inside.start(store)
         for client in self._clients:
-            await client.is_back(PATIENCE_S)
+            await client.wait_connected(PATIENCE_S)
 
     async def lapse(self, topic: str | None = None, group: str | None = None) -> int:
         """End the leases of deliveries of a topic or group, or of all deliveries.

@@ -36,9 +36,10 @@ Time is an argument. The wheel runs no callbacks and does not know what an id me
 
 Invariants:
 
-* ``advance(now_ms)`` returns no handle with due_ms > now_ms, for any earlier ``now_ms``.
-* Every handle with due_ms ≤ ``position_ms`` has fired, unless ``holds`` returns True for it. The
-  position never goes back; during a burst it is the due_ms of the last handle fired.
+* ``advance(now_ms)`` returns no handle with due_ms > now_ms, even if an earlier call had a later
+  time.
+* Every handle with due_ms ≤ ``position_ms`` has fired or been withdrawn, unless ``holds`` returns
+  True for it. The position never goes back; in a burst it is the due_ms of the last handle fired.
 * The handles of a millisecond fire in order of arrival, and only when no stage has a handle with a
   lower due_ms.
 * One ``advance`` moves at most about WORK_MAX handles between stages, even if a bucket is
@@ -253,9 +254,9 @@ class TimingWheel:
         return min(times, default=None)
 
     def next_handle_ms(self, now_ms: int) -> int | None:
-        """Return ``next_due_ms`` for a caller whose clock jumps to it, ignoring the times at which
-        ticks are opened ahead. It is exact unless the first handle is in a later rotation. This
-        reads a whole tick."""
+        """Return ``next_due_ms`` for a caller that sets its clock to the result: the times at which
+        ticks are opened ahead are ignored. The result is exact unless the first handle is in a
+        later rotation. This reads a whole tick."""
         times = self._work_times(now_ms)
         if (tick := self._ring.first_tick()) is not None:
             times.append(self._ring.first_ms_in(tick))
@@ -398,12 +399,12 @@ READ_AGAIN_MAX = 4
 """Maximum number of outdated pages that one request reads again. It uses further pages as they
 are."""
 SPARSE_MAX = 256
-"""Maximum number of ticks with tasks that are added to an empty page one by one."""
+"""Up to this number of ticks with tasks, they are added to an empty page one by one."""
 SHARED_MIN = 24
 """Minimum number of tasks with a common window at which a heap of its ticks is built."""
 SHARED_TICKS = 128
-"""Maximum ticks per task in such a heap. Each tick costs as much as one search for the emptiest
-tick, so the ticks of few tasks with a long window are searched for one by one."""
+"""Maximum ticks per task in such a heap. Adding so many ticks takes about as long as one search for
+the emptiest tick, so for few tasks with a long window each tick is searched for."""
 _WITHIN = 617
 """Step in ms between the moments of tasks within a tick. The step is prime and close to the golden
 section of a second, so that successive moments are far apart and all moments are used."""

@@ -114,7 +114,7 @@ async def test_a_failover_loses_no_batch(
     await asyncio.to_thread(cluster.heal)
     await commit(subject, 100)
     assert store(subject).address == address(now) != address(before)
-    assert store(subject).moves == 1
+    assert store(subject).server_changes == 1
     assert pending(cluster) == 20
     await subject.reopen()
     assert len(await subject.ids()) == 20
@@ -174,7 +174,7 @@ class TestASlotOnItsWay:
         assert done > 0
         await commit(subject, 100_000)
         assert store(subject).address == address(to)
-        assert store(subject).moves >= 1
+        assert store(subject).server_changes >= 1
         assert pending(cluster) == 10 * (done + 2)
         await subject.reopen()
         assert len(await subject.ids()) == 10 * (done + 2)

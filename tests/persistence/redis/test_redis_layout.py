@@ -23,7 +23,7 @@ from tickwheel.persistence.codec import encode_tasks
 from tickwheel.persistence.redis import RedisStore, options_from
 from tickwheel.persistence.redis.layout import member, record_field, split_member
 from tickwheel.persistence.redis.reader import IdIndex
-from tickwheel.persistence.redis.writer import History
+from tickwheel.persistence.redis.writer import KeptBatches
 
 S = "{tw:default:0}"
 
@@ -137,7 +137,7 @@ class TestNames:
 
 class TestHistory:
     def test_is_bounded_by_time_and_bytes(self) -> None:
-        history = History(keep_ms=10_000, keep_bytes=10_000)
+        history = KeptBatches(keep_ms=10_000, keep_bytes=10_000)
         assert not history.covers(1, 1)
         for n in range(1, 21):
             history.add(n, Effects(id_mark=n), [], 100, now_s=n * 1.0)
@@ -151,7 +151,7 @@ class TestHistory:
         assert not history.covers(22, 22)
 
     def test_gives_batches_back_as_they_were(self) -> None:
-        history, effects = History(keep_ms=10_000, keep_bytes=1 << 20), everything()
+        history, effects = KeptBatches(keep_ms=10_000, keep_bytes=1 << 20), everything()
         assert effects.enqueued
         records = encode_tasks(effects.enqueued.values())
         history.add(1, effects, records, 1_000, now_s=1.0)

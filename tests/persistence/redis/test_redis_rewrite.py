@@ -259,7 +259,7 @@ class TestCutShort:
         election = RedisElection(options_from(redis_server.url()), 3_000)
         assert (await election.look()).rewriting == OWNER, "no standby may take it from him"
         await subject.store.close(clean=True)
-        assert "closed before its rewrite was complete" in caplog.text
+        assert "tasks of its rewrite" in caplog.text
         assert (await election.look()).rewriting == OWNER
         await election.close()
         with pytest.raises(StoreUnusable, match=f"incomplete, because {OWNER} was rewriting it"):
@@ -316,7 +316,7 @@ class TestWhatIsLate:
         await both(pair, tasks([10_000]))
         now, writer._sender.link = writer._sender.link, link
         with pytest.raises(StoreLost, match="another client changed .*stale"):
-            await writer._claimant.frame(writer._sender, writer.incarnation, "begin", 0, 9)
+            await writer._claimant.run_phase(writer._sender, writer.incarnation, "begin", 0, 9)
         writer._sender.link = now
         await _compare(pair)
 
@@ -329,14 +329,14 @@ class TestWhatIsLate:
     ) -> None:
         """A Redis that synced its log a second ago may have lost the last of it."""
         claimant = store(pair[0])._writer._claimant
-        frame, losses = claimant.frame, [1]
+        run_phase, losses = claimant.run_phase, [1]
 
         async def lose(sender: Any, incarnation: str, phase: str, *args: int) -> None:
             if phase == "end" and losses:
                 redis_server.call("HINCRBY", f"{S}:wheel", "last", -losses.pop())
-            await frame(sender, incarnation, phase, *args)
+            await run_phase(sender, incarnation, phase, *args)
 
-        monkeypatch.setattr(claimant, "frame", lose)
+        monkeypatch.setattr(claimant, "run_phase", lose)
         redis_server.call("FLUSHALL")
         await both(pair, tasks([10_000]))
         assert f"another client changed {S} (behind)" in caplog.text

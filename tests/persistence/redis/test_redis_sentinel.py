@@ -100,7 +100,7 @@ async def test_a_failover_loses_no_batch(
     await asyncio.to_thread(group.heal)  # a master that gives way takes batches until it knows it
     await commit(subject, 200)
     assert store(subject).address == address(now) != address(before)
-    assert store(subject).moves == 1
+    assert store(subject).server_changes == 1
     assert ask(now, "ZCARD", "{tw:default:0}:store") == 30
     await subject.reopen()
     assert len(await subject.ids()) == 30
@@ -280,14 +280,14 @@ class TestUrls:
         ("url", "match"),
         [
             ("redis+sentinel://h/0", "master= is missing"),
-            ("redis+sentinel://h/mymaster?master=m", "number of the database, not 'mymaster'"),
+            ("redis+sentinel://h/mymaster?master=m", "a database number, not 'mymaster'"),
             ("redis+sentinel://h,b:99999/0?master=m", "the port of 'b:99999' must be a number"),
             ("redis+sentinel://h/0?master=m&sentinel_user=u", "needs sentinel_password_file="),
             (
                 "redis+sentinel://" + ",".join("h" * 33) + "/0?master=m",
-                "addresses must be at most 32, not 33",
+                "it has 33 addresses; the maximum is 32",
             ),
-            ("redis://a,b/0", "addresses must be at most 1, not 2"),
+            ("redis://a,b/0", "it has 2 addresses; the maximum is 1"),
             ("redis://a/0?master=m", "unknown setting 'master'"),
             ("redis+sentinels://h/0", "unknown kind"),
         ],

@@ -74,7 +74,7 @@ async def test_a_group_that_speaks_tls_is_followed(
             await asyncio.to_thread(group.switch)
         await asyncio.to_thread(group.heal)
         await commit(subject, 10)
-        assert store(subject).moves == 1
+        assert store(subject).server_changes == 1
         assert len(await subject.ids()) == 19
         await subject.store.close(clean=True)
     finally:

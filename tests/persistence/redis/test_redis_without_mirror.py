@@ -29,7 +29,7 @@ from tickwheel.persistence.redis.driver import SCHEMES
 from tickwheel.persistence.redis.opening import lay_out, look
 from tickwheel.persistence.redis.recovery import BODILESS_BYTES_MIN
 from tickwheel.persistence.redis.store import RedisElection
-from tickwheel.persistence.redis.writer import SEPARATE_BYTES_MIN, History, SeparateRecords
+from tickwheel.persistence.redis.writer import SEPARATE_BYTES_MIN, KeptBatches, SeparateRecords
 
 PATIENCE_S = 60.0
 BODY = b"a body that is nowhere but in Redis"
@@ -200,7 +200,7 @@ class TestCameBackOlder:
         await subject.commit(tasks([1]))
         before = redis_server.snapshot()
         await subject.commit(tasks([2]))
-        history = store(subject)._writer._history
+        history = store(subject)._writer._kept
         history._batches[-1].at_s -= 58.5
         redis_server.restart_from(before)
         await comes(lambda: _verified(subject))
@@ -217,7 +217,7 @@ class TestCameBackOlder:
         """Also without further batches; and an absence makes nothing old."""
         subject = make("mirror=no&keep_ms=1500")
         await subject.open()
-        history = store(subject)._writer._history
+        history = store(subject)._writer._kept
         before = redis_server.snapshot()
         await subject.commit(tasks([1]))
         redis_server.kill()
@@ -246,7 +246,7 @@ def test_split_records_are_unchanged() -> None:
 
 
 def test_kept_batches_are_bounded_by_bytes_and_age() -> None:
-    history = History(keep_ms=1_000, keep_bytes=1_000)
+    history = KeptBatches(keep_ms=1_000, keep_bytes=1_000)
     for n in range(1, 6):
         history.add(n, Effects(), (), 100, now_s=n / 10)
     assert history.covers(3, 5)

@@ -102,7 +102,7 @@ class TestLock:
         await subject.open()
         other = path.with_name("moved.db")
         path.rename(other)
-        with pytest.raises(StoreUnusable, match="moved.db is in use by this process"):
+        with pytest.raises(StoreUnusable, match="moved.db is already open in this process"):
             await SqliteStore(str(other)).open("me too", 0)
         code = (
             "import sys; from tickwheel.persistence.sqlite.database import StoreLock\n"
@@ -110,7 +110,7 @@ class TestLock:
         )
         command = [sys.executable, "-c", code, str(other)]
         ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=False)
-        assert b"moved.db is in use by another process under another name" in ended.stderr
+        assert b"moved.db is in use by another process, which opened it under" in ended.stderr
         other.rename(path)
         # The attempts have not ended the locks that SQLite has in this process.
         assert await subject.commit(tasks([1])) is True
@@ -200,7 +200,7 @@ class TestFile:
         _sql(path, "CREATE TABLE task(id INTEGER PRIMARY KEY)", "PRAGMA user_version = 1",
              f"PRAGMA application_id = {0x5457_4845}")  # fmt: skip
         before = path.read_bytes()
-        with pytest.raises(StoreUnusable, match=r"before the first release.*name another file$"):
+        with pytest.raises(StoreUnusable, match=r"before the first release.*use another path$"):
             await SqliteStore(str(path)).open("me", 0)
         assert path.read_bytes() == before
 

@@ -419,7 +419,7 @@ def test_null_unsets_a_setting_or_counts_as_absent() -> None:
         for name, field, part in fields
         if _is_null(part) or any(map(_is_null, part.get("anyOf", ())))
     }
-    own = {field.name for field in Settings.fields() if field.kind.none_takes_away}
+    own = {field.name for field in Settings.fields() if field.kind.none_removes}
     assert nulls == {("Settings", field) for field in own - {"topic", "group"}}
 
 

@@ -329,7 +329,7 @@ async def test_a_stream_ends_with_the_reason_when_its_group_is_deleted(rig: Http
         ("grup=g", "unknown field `grup`"),
         ("group=a&group=b", "more than once"),
         ("group=%FF", "query string is not valid"),
-        ("broadcast=true&group=g", "retries or group; remove group"),
+        ("broadcast=true&group=g", "cannot have group"),
     ],
 )
 @pytest.mark.one_shard("it looks at the shard's callers, and the API of all keeps its client")

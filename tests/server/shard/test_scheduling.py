@@ -165,7 +165,7 @@ async def test_the_minimum_interval_applies_to_cron(tmp_path: Path) -> None:
     async with InProcess(tmp_path, schedule_interval_min_s=60) as daemon:
         rig = SchedulingRig(daemon)
         code, message = await rig.ask(T.SCHEDULE_PUT, "s", {"topic": "t", "cron": "*/30 * * * * *"})
-        assert code == "bad_request" and "runs every 30000 ms; the minimum is 60000" in message
+        assert code == "bad_request" and "only 30000 ms apart; the minimum is 60000 ms" in message
         answer = await rig.ask(T.SCHEDULE_PUT, "s", {"topic": "t", "cron": "* * * * *"})
         assert answer["outcome"] == "created"
 

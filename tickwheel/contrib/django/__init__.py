@@ -31,7 +31,7 @@ CLIENT_KEYS = frozenset({
 })  # fmt: skip
 """Keys of the setting TICKWHEEL that are keywords of Client, in upper case."""
 OTHER_KEYS = frozenset(("HANDLERS", "TIMEOUT"))
-"""HANDLERS are the workers that ``tickwheel_worker`` runs. TIMEOUT is the default timeout, in
+"""HANDLERS names the workers that ``tickwheel_worker`` runs. TIMEOUT is the default timeout, in
 seconds, of the enqueue functions of this module."""
 
 _CLIENTS: dict[str, Client] = {}
@@ -51,7 +51,7 @@ def client_options() -> dict[str, Any]:
 def client() -> Client:
     """Return the client of this process, which connects with its first call."""
     default = _CLIENTS.get("default")
-    if default is None:  # concurrent threads get the same client; others never connect
+    if default is None:  # concurrent threads get the first client; surplus ones never connect
         default = _CLIENTS.setdefault("default", Client(**client_options()))
     return default
 

@@ -12,7 +12,7 @@ called for each new connection, and relies on no earlier information. A Sentinel
 outdated information after a partition or a pause, so all are asked at once, and the majority
 decides.
 
-A call that a server refuses because it has lost the shard (MOVED, READONLY) is sent to the new
+A call that a server refuses because it no longer has the shard (MOVED, READONLY) is sent to the new
 server. A call that is refused temporarily (a slot in migration, a Cluster without a master) is
 retried until its time-out. Both are safe for every command here: Redis refuses before the first
 write, and the connection has no other call in progress.
@@ -345,9 +345,9 @@ class Connection:
         self.address: Address | None = None
         """The server of the last connection, or None before the first connection."""
         self._since_s = 0.0
-        self.moves = 0
+        self.server_changes = 0
         """Number of connections to a server other than the previous one."""
-        self._patience = _CallTimeout()
+        self._timeout = _CallTimeout()
 
     @property
     def address_text(self) -> str:
@@ -419,8 +419,8 @@ class Connection:
                             raise NotConnected(f"{self._options.name}: {self._failure}") from None
 
     async def _call(self, wire: Driver, args: tuple[Argument, ...], timeout_ms: int) -> Any:
-        patience = self._patience
-        patience.begin(wire, timeout_ms / 1000)
+        timeout = self._timeout
+        timeout.begin(wire, timeout_ms / 1000)
         try:
             return await wire.call(*args)
         except ServerError as error:
@@ -429,14 +429,14 @@ class Connection:
                 await self._drop(error.message)
             raise
         except BaseException as error:
-            if patience.is_over and isinstance(error, NoReply):
+            if timeout.is_over and isinstance(error, NoReply):
                 await self._drop("it did not answer in time")
                 message = f"{self._named} did not answer within {timeout_ms} ms"
                 raise NoReply(message, silent=True) from None
             await self._drop(str(error))
             raise
         finally:
-            patience.end()
+            timeout.end()
 
     @property
     def _named(self) -> str:
@@ -480,7 +480,7 @@ class Connection:
     def _note(self, address: Address) -> None:
         before, self.address = self.address, address
         if before is not None and before != address:
-            self.moves += 1
+            self.server_changes += 1
             log.warning("store %s: moved from %s to %s", self._options.name, before, address)
 
     async def _drop(self, reason: str) -> None:
@@ -491,7 +491,7 @@ class Connection:
 
     async def close(self) -> None:
         """Close the connection, and end a call in progress."""
-        self._patience.close()
+        self._timeout.close()
         await self._drop("the store is closed")
 
 
@@ -507,11 +507,11 @@ class _CallTimeout:
         self._until_s = self._rings_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, wire: Driver, patience_s: float) -> None:
-        """Begin a call that may take up to ``patience_s`` seconds."""
+    def begin(self, wire: Driver, timeout_s: float) -> None:
+        """Begin a call that may take up to ``timeout_s`` seconds."""
         loop = asyncio.get_running_loop()
         self._wire, self.is_over = wire, False
-        self._until_s = until_s = loop.time() + patience_s
+        self._until_s = until_s = loop.time() + timeout_s
         if self._timer is None or until_s < self._rings_s:
             self._set(loop)
 

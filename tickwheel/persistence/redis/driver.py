@@ -146,10 +146,10 @@ def options_from(url: str) -> RedisOptions:
     seeds = tuple(_address(text, port, wrong) for text in hosts.split(","))
     if len(seeds) > (1 if kind == SINGLE else SEEDS_MAX):
         seeds_max = 1 if kind == SINGLE else SEEDS_MAX
-        raise wrong(f"its addresses must be at most {seeds_max}, not {len(seeds)}")
+        raise wrong(f"it has {len(seeds)} addresses; the maximum is {seeds_max}")
     db = parts.path.strip("/") or "0"
     if not db.isdecimal():
-        raise wrong(f"the path must be the number of the database, not {db!r}")
+        raise wrong(f"the path must be a database number, not {db!r}")
     username, _, password = credentials.partition(":")
     options = RedisOptions(
         kind=kind,
@@ -188,9 +188,7 @@ def _settings(query: str, kind: str, wrong: Callable[[str], StoreUnusable]) -> d
     for key, text in parse_qsl(query, keep_blank_values=True):
         type_ = types.get(key)
         if key == "shards":
-            raise wrong(
-                "shards= is only for nodes (`tickwheel serve`); name one of its shards with shard="
-            )
+            raise wrong("shards= is only for nodes (`tickwheel serve`); name one shard with shard=")
         if type_ is None:
             raise wrong(f"unknown setting {key!r}; use {', '.join(sorted(types))}")
         if type_ == "str":
@@ -319,7 +317,7 @@ class Driver(Protocol):
         ...
 
 
-def answer(text: str) -> ServerError:
+def server_error(text: str) -> ServerError:
     """Return the error described by the text of a reply. Redis before 7 wraps errors of scripts."""
     kind, _, text_after_kind = text.partition(" ")
     if kind == "ERR":

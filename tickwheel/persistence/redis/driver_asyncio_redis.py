@@ -20,8 +20,8 @@ from tickwheel.persistence.redis.driver import (
     NoReply,
     NotConnected,
     RedisOptions,
-    answer,
     pack,
+    server_error,
 )
 
 
@@ -86,7 +86,7 @@ class AsyncioRedisWire:
         try:
             return await protocol._query(_NoTransaction, *args)
         except ErrorReply as error:
-            raise answer(str(error)) from error
+            raise server_error(str(error)) from error
         except (ConnectionLostError, NotConnectedError, OSError) as error:
             raise NoReply(protocol.broken) from error
 

@@ -21,8 +21,8 @@ from tickwheel.persistence.redis.driver import (
     NotConnected,
     RedisOptions,
     ServerError,
-    answer,
     pack,
+    server_error,
 )
 
 # redis-py removes the first word of errors that it knows, and gives them classes instead.
@@ -131,17 +131,15 @@ class RedisWire:
                 )
             else:
                 connection = Connection(**common)
-        except (
-            OSError
-        ) as error:  # redis-py opens a file, which fails when no file descriptor is free
+        except OSError as error:  # redis-py opens a file, which fails without a free descriptor
             raise NotConnected(f"cannot create a connection: {error.strerror}") from error
         try:
             await connection.connect()  # type: ignore[no-untyped-call]  # redis-py has no types here
         except BaseException as error:
             await connection.disconnect(nowait=True)
-            server_error = _answer(error)
-            if server_error is not None:
-                raise server_error from error
+            refusal = _server_error_in(error)
+            if refusal is not None:
+                raise refusal from error
             if isinstance(error, (exceptions.RedisError, OSError)):
                 raise NotConnected(str(error)) from error
             raise
@@ -150,7 +148,7 @@ class RedisWire:
     async def call(self, *args: Argument) -> Any:
         reply = await self._answers.ask(pack(args))
         if isinstance(reply, hiredis.ReplyError):
-            raise answer(str(reply))
+            raise server_error(str(reply))
         return reply
 
     def give_up(self) -> bool:
@@ -161,11 +159,11 @@ class RedisWire:
         await self._connection.disconnect(nowait=True)
 
 
-def _answer(error: BaseException) -> ServerError | None:
+def _server_error_in(error: BaseException) -> ServerError | None:
     """Return the server's error in an exception, or None if the connection broke."""
     for kind, name in _KINDS:
         if isinstance(error, kind):
             return ServerError(name, str(error))
     if isinstance(error, exceptions.ResponseError):
-        return answer(str(error))
+        return server_error(str(error))
     return None

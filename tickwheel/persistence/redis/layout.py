@@ -8,7 +8,7 @@ shard have one hash tag, so Redis Cluster keeps them on one node. Layout 1, for 
 | key | type | contents |
 |---|---|---|
 | S:wheel | hash | epoch, owner, last (batch), position_ms, incarnation, format, id_mark, clean, … |
-| S:store | zset | StoreQueue: every pending task; score: due, in milliseconds |
+| S:store | zset | StoreQueue: every unfinished task; score: due, in milliseconds |
 | S:task | hash | id → record (all fields) |
 | S:prepare | zset | PrepareQueue: id/group in flight or waiting for a retry; score: see below |
 | S:progress | hash | id/group → record (exact deadline, attempt, failures) |
@@ -16,7 +16,7 @@ shard have one hash tag, so Redis Cluster keeps them on one node. Layout 1, for 
 | S:dead | zset | id/group of every dead letter, score 0: ordered by id, then group |
 | S:dead_record | hash | id/group → record |
 | S:records | hash | kind and key → record: groups, sessions, schedules, … (model/kinds.py) |
-| S:endings | list | outcomes of the newest tasks, an element for each batch: "count:record" |
+| S:endings | list | the newest outcomes, an element for each batch: "count:record" |
 | S:stage:1 … | list | parts of a batch too large for one script; deleted when it is applied |
 | S:leader | string | the leader's lease, with a time to live (the election's key) |
 | S:standbys | zset | the standbys; score: server uptime in seconds when it last polled |
@@ -46,7 +46,7 @@ pitfalls of Lua in Redis (6.2 to 7, Valkey), every script follows these rules:
 
 **Operations.** Effects are cut into parts that fit into one script. An operation is a flat sequence
 of arguments: name, number of the key, number of arguments, arguments. Scripts pass these to Redis
-in slices of 1,000, an even number that keeps pairs together. The mirror only uses ``records_of``
+in slices of 1,000, an even number that keeps pairs together. The mirror uses only ``kind_in``
 and ``Records``.
 
 One argument contains up to a thousand new tasks, as a msgpack array that Lua in Redis unpacks in

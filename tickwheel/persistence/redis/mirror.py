@@ -7,8 +7,8 @@ scripts. Invariants:
 * When ``complete``, it has exactly the contents of the shard after the newest confirmed batch.
 * Before that, each task in it is correct, but tasks can be missing, so nothing reads it.
 
-With ``?mirror=no``, ``NoMirror`` replaces it, which keeps nothing and is never complete. All reads
-then go to Redis.
+With ``?mirror=no``, ``NoMirror`` replaces it. It keeps nothing and is never complete, so all
+reads go to Redis.
 """
 
 from __future__ import annotations
@@ -29,11 +29,7 @@ from tickwheel.persistence.codec import (
     decode_task,
     in_parts,
 )
-from tickwheel.persistence.contract import (
-    CommitRefused,
-    SmallState,
-    StoredTask,
-)
+from tickwheel.persistence.contract import CommitRefused, SmallState, StoredTask
 from tickwheel.persistence.redis.layout import kind_in
 
 if TYPE_CHECKING:
@@ -251,7 +247,7 @@ class SmallRecords(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """The tasks that batches have changed since a chunk was requested. The chunk may lack them."""
+    """The tasks that batches changed after a chunk was requested; it may lack these changes."""
 
     newer: set[int]
     """Ids of all tasks in these batches."""
@@ -386,7 +382,7 @@ class Mirror:
 
     # --- filling -----------------------------------------------------------------------------
 
-    def is_new(self) -> None:
+    def mark_complete(self) -> None:
         """Mark the empty mirror of a new shard as complete."""
         self._has_small = self._has_tasks = True
 
@@ -516,7 +512,7 @@ class NoMirror(Mirror):
     def landed(self, effects: Effects, records: Records) -> None:
         self._note_changes(effects)
 
-    def is_new(self) -> None:
+    def mark_complete(self) -> None:
         pass
 
     def expect(self, size_bytes: int) -> None:

@@ -33,8 +33,8 @@ from tickwheel.persistence.identity import (
     NEW,
     EpochRecord,
     StoreIdentity,
-    begin,
     mark_of,
+    next_epoch,
     past_text,
     read_past,
     restored,
@@ -146,7 +146,7 @@ async def inspect(connection: Connection, options: RedisOptions) -> None:
             f"it is a replica of {info.get('master_host')}:{info.get('master_port')};"
             " name the primary",
         )
-    await _may_do_all(connection, options)
+    await _check_rights(connection, options)
     if options.allow_volatile_store:
         return
     if info.get("aof_enabled") != "1":
@@ -166,7 +166,7 @@ async def inspect(connection: Connection, options: RedisOptions) -> None:
         )
 
 
-async def _may_do_all(connection: Connection, options: RedisOptions) -> None:
+async def _check_rights(connection: Connection, options: RedisOptions) -> None:
     try:
         missing, unknown = await missing_rights(connection, options)
     except (NotConnected, NoReply) as error:
@@ -191,7 +191,7 @@ async def _may_do_all(connection: Connection, options: RedisOptions) -> None:
 async def _info(connection: Connection, options: RedisOptions) -> dict[str, str]:
     """Return the fields of INFO. Wait first if the server is loading its data."""
     loop = asyncio.get_running_loop()
-    patience_s, log_s = loop.time() + options.load_ms / 1000, loop.time()
+    until_s, log_s = loop.time() + options.load_ms / 1000, loop.time()
     while True:
         try:
             text: bytes = await connection.call("INFO")
@@ -199,7 +199,7 @@ async def _info(connection: Connection, options: RedisOptions) -> dict[str, str]
             info = dict(pairs)
             if info.get("loading", "0") == "0":
                 return info
-            if loop.time() >= patience_s:
+            if loop.time() >= until_s:
                 raise _unusable(options, "it is still loading its data")
             if loop.time() >= log_s:
                 log_s += LOAD_LOG_S
@@ -208,7 +208,7 @@ async def _info(connection: Connection, options: RedisOptions) -> dict[str, str]
                     " most %.0f s (load_ms)",
                     options.name,
                     info.get("loading_loaded_perc", "?"),
-                    patience_s - loop.time(),
+                    until_s - loop.time(),
                 )
         except ServerError as error:
             raise _refusal(options, error) from error
@@ -270,7 +270,7 @@ async def begin_epoch(
     NotConnected, NoReply or ServerError. The shard's identity is read first, to detect losses. The
     read does not exclude other daemons; the leader's lease does."""
     identity, compared = await _read_identity(connection, keys, evidence)
-    begun = begin(f"store {options.name}: {keys.shard}", identity, compared, epoch_min)
+    begun = next_epoch(f"store {options.name}: {keys.shard}", identity, compared, epoch_min)
     fresh = secrets.token_hex(8)
     past = past_text([began._replace(batch=NO_BATCH) for began in begun.past])
     args = (owner.encode(), now_ms, fresh, LAYOUT, int(may_create), begun.epoch, past, *TYPES)
@@ -394,7 +394,7 @@ class StoredShard:
     """The state of a shard that ``look`` has read."""
 
     store: str
-    """The server's address, without secrets."""
+    """The store's URL, without secrets."""
     shard: str
     exists: bool
     is_complete: bool
@@ -460,7 +460,7 @@ async def lay_out(
     options: RedisOptions, stored: StoredShard, now_ms: int, *, watch_s: float | None = None,
     is_branch: bool = False,
 ) -> str:  # fmt: skip
-    """Remove the data in ``found``, and initialize the shard. Return its new incarnation.
+    """Remove the data in ``stored``, and initialize the shard. Return its new incarnation.
     ``is_branch``: the next epoch begins a new branch, regardless of known epochs. First watch the
     leader's lease for ``watch_s`` (default: LEADER_WATCH_S). Raise StoreUnusable if a daemon leads
     the shard, or the shard has changed since ``look``."""

@@ -133,21 +133,21 @@ class ReadClient:
     async def pairs(
         self, command: str, name: str, count: int, *, verified: bool = False
     ) -> AsyncIterator[tuple[bytes, bytes]]:
-        """Yield fields and values of a hash, or members and scores of a set. Some are yielded
-        twice. A cursor is valid for one run of a server, so a new connection starts the scan again.
-        ``verified``: check that Redis has all confirmed batches during the whole scan."""
-        cursor, link_number = b"0", self._connection.connections
+        """Yield fields and values of a hash, or members and scores of a set. Some can be
+        yielded twice. A cursor is valid for one run of a server, so a new connection starts the
+        scan again. ``verified``: check that Redis has all confirmed batches throughout the scan."""
+        cursor, connections_before = b"0", self._connection.connections
         while True:
             if verified and cursor == b"0":
                 await self.look()
-                link_number = self._connection.connections
+                connections_before = self._connection.connections
             key = self._keys.named[name]
             reply = await self.call(command, key, cursor, "COUNT", count)
-            if (verified or cursor != b"0") and self._connection.connections != link_number:
+            if (verified or cursor != b"0") and self._connection.connections != connections_before:
                 cursor = b"0"
                 continue
             cursor, items = reply
-            link_number = self._connection.connections
+            connections_before = self._connection.connections
             for pair in zip(items[::2], items[1::2], strict=True):
                 yield pair
             if cursor == b"0":
@@ -161,8 +161,9 @@ class ReadClient:
         for attempt in range(TRIES):
             if self._writer.unsettled and not locked:
                 await self._repair()
-            sees = (self._writer.incarnation, self._writer.last)
-            reply = await self._trying(self._connection.run, script, self._keys.all, (*sees, *args))
+            expected = (self._writer.incarnation, self._writer.last)
+            arguments = (*expected, *args)
+            reply = await self._trying(self._connection.run, script, self._keys.all, arguments)
             status = reply[0].decode()
             if status == "ok":
                 return reply[1], reply[2]
@@ -183,11 +184,11 @@ class ReadClient:
     async def glance(self) -> None:
         """Check once. Raise NotConnected, NoReply, ServerError or, if a batch is missing, any error
         of ``verify``."""
-        sees = (self._writer.incarnation, self._writer.last, 1)
-        reply = await self._connection.run(READ, self._keys.all, sees)
+        args = (self._writer.incarnation, self._writer.last, 1)
+        reply = await self._connection.run(READ, self._keys.all, args)
         if reply[0] != b"ok":
             await self._verify()
-        self._writer.holds_all()
+        self._writer.note_complete()
 
     async def _repair(self) -> None:
         """Replay missing batches. Raise StoreBehind, StoreLost, Fenced or StoreAway."""
@@ -236,8 +237,8 @@ class Reader:
         self._dead_index = IdIndex()
 
     def landed(self, effects: Effects) -> None:
-        """Add a batch's new tasks to the indexes at once. Otherwise listings would show only the
-        other changes of the batch."""
+        """Add a batch's new tasks and dead letters to the indexes at once, so that a listing shows
+        either all changes of the batch or none."""
         if effects.enqueued:
             self._index.add(effects.enqueued)
         if effects.dead:
@@ -289,7 +290,7 @@ class Reader:
         *,
         locked: bool = False,
     ) -> list[int]:
-        """Read the first of ``ids`` into ``found``. Return the ids that were not read."""
+        """Read the first of ``ids`` and add the tasks to ``into``. Return the ids not read."""
         part = ids[:IDS_PER_SCRIPT]
         args: list[Argument] = [bytes_max, *map(id_text, part)]
         tasks, rows = await self._read_client.script(READ, args, locked=locked)

@@ -39,10 +39,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tickwheel import failpoints
 from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.kinds import Effects
-from tickwheel.persistence.codec import (
-    Heads,
-    decode_heads,
-)
+from tickwheel.persistence.codec import Heads, decode_heads
 from tickwheel.persistence.contract import (
     CommitRefused,
     CommitUnknown,
@@ -268,7 +265,8 @@ class Rewriter:
         self._landed = 0
         """The last batch in the mirror when the rewrite began."""
         self.commits = 0
-        """Number of calls of ``commit``. Each of them detects a loss."""
+        """Number of calls of ``commit``. Each would notice a loss, so ``Watch`` checks only while
+        this number does not change."""
 
     @property
     def active(self) -> bool:
@@ -336,9 +334,8 @@ class Rewriter:
         """Stop a rewrite; the shard stays marked as incomplete."""
         task = self._task
         if task is not None:
-            log.error(
-                "%s was closed before its rewrite was complete: %s", self._shown_name, self.state
-            )
+            message = "%s was closed after %d of %d tasks of its rewrite"
+            log.error(message, self._shown_name, self._written, self._total)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 

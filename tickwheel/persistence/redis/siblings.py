@@ -73,12 +73,12 @@ class RedisSiblings:
                 await self._masters.ready()
 
     async def settings(self, shard: int, known_number: int | None) -> SiblingSettings:
-        return await self._read(shard, lambda line, keys: _settings(line, keys, known_number))
+        return await self._read(shard, lambda link, keys: _settings(link, keys, known_number))
 
     async def contains(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
         fields = [record_field(key) for key in keys]
         records: list[Any] = await self._read(
-            shard, lambda line, at: line.call("HMGET", at.named["records"], *fields)
+            shard, lambda link, its: link.call("HMGET", its.named["records"], *fields)
         )
         return [record is not None for record in records]
 
@@ -134,7 +134,7 @@ class _Line:
         loop = asyncio.get_running_loop()
         async with self._lock:
             if loop.time() < self._away_until_s:
-                raise NotConnected("the server has just not answered a request for another shard")
+                raise NotConnected("the server did not answer a recent request for another shard")
             try:
                 return await ask(self.connection, keys)
             except (NotConnected, NoReply):
@@ -146,7 +146,7 @@ class _Masters:
     """Connections to the masters of a Cluster."""
 
     def __init__(self, options: RedisOptions, slots_line: _Line) -> None:
-        """``asked`` is the connection for the locations of all slots."""
+        """``slots_line``: the connection on which the locations of all slots are read."""
         self._options = options
         self._slots_connection = slots_line.connection
         self._asking = asyncio.Lock()
@@ -193,38 +193,40 @@ class _Masters:
             await line.connection.close()
 
 
-async def _settings(line: Connection, keys: Keys, known_number: int | None) -> SiblingSettings:
+async def _settings(
+    connection: Connection, keys: Keys, known_number: int | None
+) -> SiblingSettings:
     records = keys.named["records"]
     if known_number is not None:
-        counter = await _counter(line, records)
+        counter = await _counter(connection, records)
         if counter.number == known_number:
             return SiblingSettings(counter, None)
-    data, *groups = await line.run(GROUPS, (records,), (_COUNTER, _GROUP, ROWS_PER_SCAN))
+    data, *groups = await connection.run(GROUPS, (records,), (_COUNTER, _GROUP, ROWS_PER_SCAN))
     counter = _counter_of(data or None)
     if groups:
         return SiblingSettings(counter, _rows(_pairs(groups[0])))
     for _ in range(TRIES):
-        rows = await _scan(line, records)
+        rows = await _scan(connection, records)
         # The result of a scan is consistent only if no setting has changed during the scan.
-        before, counter = counter, await _counter(line, records)
+        before, counter = counter, await _counter(connection, records)
         if counter == before:
             return SiblingSettings(counter, rows)
     raise StoreAway(f"the groups of {keys.shard} changed during each of {TRIES} scans")
 
 
-async def _counter(line: Connection, records: bytes) -> SettingsCounter:
-    return _counter_of(await line.call("HGET", records, _COUNTER))
+async def _counter(connection: Connection, records: bytes) -> SettingsCounter:
+    return _counter_of(await connection.call("HGET", records, _COUNTER))
 
 
 def _counter_of(data: bytes | None) -> SettingsCounter:
     return SettingsCounter() if data is None else decode_record(COUNTER, data)
 
 
-async def _scan(line: Connection, records: bytes) -> list[GroupRow]:
+async def _scan(connection: Connection, records: bytes) -> list[GroupRow]:
     fields: dict[bytes, bytes] = {}  # a scan can return a field twice
     cursor: Any = b"0"
     while True:
-        cursor, items = await line.call(
+        cursor, items = await connection.call(
             "HSCAN", records, cursor, "MATCH", _GROUP, "COUNT", ROWS_PER_SCAN
         )
         fields.update(_pairs(items))

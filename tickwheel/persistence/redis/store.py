@@ -80,14 +80,14 @@ class RedisStore:
         self._is_open = False
         self._durability = ""
         self._tally = Tally()
-        self._moves, self._last_address = 0, ""
-        """Number of moves, and last address, from earlier calls of ``open``."""
+        self._server_changes, self._last_address = 0, ""
+        """Number of server changes, and last address, from earlier calls of ``open``."""
         self._writing = Connection(options)
         self._reset()
 
     def _reset(self) -> None:
         options, keys = self.options, self.keys
-        self._moves, self._last_address = self.moves, self.address
+        self._server_changes, self._last_address = self.server_changes, self.address
         self._writing, self._reading = Connection(options), Connection(options)
         self._mirror = (
             Mirror(options.endings_max, options.resident_bytes_max)
@@ -126,9 +126,9 @@ class RedisStore:
         return self._writing.address_text or self._last_address
 
     @property
-    def moves(self) -> int:
+    def server_changes(self) -> int:
         """Number of times that the shard changed its server, over all openings."""
-        return self._moves + self._writing.moves
+        return self._server_changes + self._writing.server_changes
 
     @property
     def mirror(self) -> bool:
@@ -164,7 +164,7 @@ class RedisStore:
             opened = await self._open(owner, now_ms, epoch_min, may_create, evidence)
             await reading
         except BaseException:
-            await finish_despite_cancellation(self._give_up(reading))
+            await finish_despite_cancellation(self._close_both(reading))
             raise
         # The seed changes with each start. Hashes are not stored, because a start reads every key.
         opened.key_seed = self._key_seed
@@ -183,7 +183,7 @@ class RedisStore:
             )
         return opened
 
-    async def _give_up(self, reading: asyncio.Task[None]) -> None:
+    async def _close_both(self, reading: asyncio.Task[None]) -> None:
         """Close both connections. The connection for reads may still be connecting."""
         reading.cancel()
         await asyncio.wait((reading,))
@@ -208,7 +208,7 @@ class RedisStore:
             )
             await self._writer.begin(owner, opened, incarnation)
             if opened.created:
-                self._mirror.is_new()
+                self._mirror.mark_complete()
             elif self.options.mirror:
                 self._mirror.expect(await opening.estimate(connection, self.keys))
         except (NotConnected, NoReply) as error:

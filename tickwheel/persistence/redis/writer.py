@@ -239,7 +239,7 @@ class Claimant:
         last, parts, part, rewriting, epoch = details[1:6]
         return Claim(int(last), int(parts or 0), int(part or 0), bool(rewriting), int(epoch))
 
-    async def frame(
+    async def run_phase(
         self, sender: Sender, incarnation: str, phase: str, written: int, last: int
     ) -> None:
         """Run a phase of a rewrite. ``begin``: empty the shard and mark it as incomplete. ``end``:
@@ -311,8 +311,8 @@ class _ReplayableBatch:
         return replace(self.rest, enqueued={row.id: row for row in rows})
 
 
-class History:
-    """The newest batches, in order and without gaps, within limits of time and bytes."""
+class KeptBatches:
+    """The newest applied batches, in order and without gaps, within limits of time and bytes."""
 
     def __init__(self, keep_ms: int, keep_bytes: int) -> None:
         self._keep_s = keep_ms / 1000
@@ -384,7 +384,7 @@ class Writer:
         self._tally = tally
         self._claimant = Claimant(connection, keys, options.name)
         self._sender = Sender(connection, keys)
-        self._history = History(options.keep_ms, options.keep_bytes)
+        self._kept = KeptBatches(options.keep_ms, options.keep_bytes)
         self.ahead = AheadEncoder()
         self._claimed = 0
         self._unreplicated = False
@@ -438,7 +438,7 @@ class Writer:
         self.last = self.base = opened.last_batch
         self.position_ms = opened.position_ms
         self._claimed, self._unconfirmed, self._unreplicated = 0, 0, False
-        self._history.clear()
+        self._kept.clear()
         await self.verify()
 
     async def end(self) -> None:
@@ -469,7 +469,7 @@ class Writer:
 
     async def _commit(self, n: int, effects: Effects) -> bool:
         prepared: Prepared | None = None
-        lost = False
+        retried = False
         for _ in range(ROUNDS_MAX):
             await self._ready()
             if 0 < n == self._unconfirmed:
@@ -490,9 +490,9 @@ class Writer:
                 continue
             except NoReply as error:
                 # Only this call notices that the connection broke while idle, so retry at once.
-                if error.silent or lost:
+                if error.silent or retried:
                     raise
-                lost = True
+                retried = True
                 continue
             self._landed(n, effects, prepared)
             await self._replicated(n)
@@ -509,7 +509,7 @@ class Writer:
         enqueued: Iterable[bytes] = records.enqueued
         if not self._mirror.keeps_records and records.enqueued_bytes >= SEPARATE_BYTES_MIN:
             enqueued = SeparateRecords(records.enqueued, records.enqueued_bytes)
-        self._history.add(n, effects, enqueued, prepared.size_bytes, loop.time())
+        self._kept.add(n, effects, enqueued, prepared.size_bytes, loop.time())
         if self.rewriting:
             return
         self.position_ms = effects.position_ms
@@ -551,7 +551,7 @@ class Writer:
     async def _ready(self) -> None:
         """If the connection has no claim, claim the shard, finish a partly applied batch, and
         replay batches up to ``last``."""
-        lost = False
+        retried = False
         for _ in range(ROUNDS_MAX):
             if self._connection.connected and self._claimed == self._connection.connections:
                 return
@@ -560,9 +560,9 @@ class Writer:
             except ReclaimNeeded:
                 self._claimed = 0
             except NoReply as error:
-                if error.silent or lost:
+                if error.silent or retried:
                     raise
-                lost = True
+                retried = True
         if self._claimed != self._connection.connections:
             raise NoReply(f"{self._options.name} is being claimed by several daemons")
 
@@ -588,7 +588,7 @@ class Writer:
     async def _replay(self, last: int) -> None:
         """Replay the confirmed batches that Redis has lost, in order."""
         name, self._claimed = self._options.name, 0
-        if not self._history.covers(last + 1, self.last):
+        if not self._kept.covers(last + 1, self.last):
             raise StoreBehind(
                 f"{name} came back older: its last batch is {last}, it had confirmed {self.last},"
                 " and not all batches between them are kept",
@@ -605,26 +605,26 @@ class Writer:
             )
         unknown = self._sender.unknown
         try:
-            for n, effects in self._history.since(last + 1):
+            for n, effects in self._kept.since(last + 1):
                 prepared = prepare(effects, self._endings_max)
                 await self._sender.send(n, effects, prepared.flat, prepared.size_bytes)
         finally:
             self._sender.unknown = unknown
         self._claimed, self._replaying = self._connection.connections, False
-        self._history.note_resent(last + 1, asyncio.get_running_loop().time())
+        self._kept.note_resent(last + 1, asyncio.get_running_loop().time())
         self._tally.replays += 1
 
-    def holds_all(self) -> None:
+    def note_complete(self) -> None:
         """Note that Redis has all confirmed batches. Without a mirror, drop old batches, because
         they do not share its records."""
         if not self._mirror.keeps_records:
-            self._history.forget(asyncio.get_running_loop().time())
+            self._kept.forget(asyncio.get_running_loop().time())
 
     async def mark_lost(self) -> None:
         """Mark the shard as lacking confirmed data. The shard keeps its data, but no daemon opens
         it any more. Raise StoreError."""
         async with self.lock:
-            await self._claimant.frame(self._sender, self.incarnation, "lost", 0, self.last)
+            await self._claimant.run_phase(self._sender, self.incarnation, "lost", 0, self.last)
 
     # --- rewriting all data --------------------------------------------------------------------
 
@@ -640,10 +640,10 @@ class Writer:
                 await claimant.take(sender, self.incarnation)
             self._start_over(0, 0, rewriting=True)
             try:
-                await claimant.frame(sender, self.incarnation, "begin", 0, last)
+                await claimant.run_phase(sender, self.incarnation, "begin", 0, last)
                 yield self._write
                 await self._write(Effects(id_mark=id_mark, position_ms=self.position_ms))
-                await claimant.frame(sender, self.incarnation, "end", self.last, last)
+                await claimant.run_phase(sender, self.incarnation, "end", self.last, last)
             finally:
                 self._start_over(last, id_mark, rewriting=False)
 
@@ -655,4 +655,4 @@ class Writer:
         self.last, self.rewriting, self._claimed, self._unconfirmed = last, rewriting, 0, 0
         sender.id_mark, sender.unknown, sender.staged = id_mark, 0, False
         self._unreplicated = bool(self._options.wait_replicas)
-        self._history.clear()
+        self._kept.clear()

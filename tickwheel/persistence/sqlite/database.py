@@ -54,10 +54,10 @@ from tickwheel.persistence.identity import (
     EpochRecord,
     StoreIdentity,
     mark_of,
+    next_epoch,
     past_text,
     read_past,
 )
-from tickwheel.persistence.identity import begin as begin_as
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,13 +92,13 @@ class Room:
         self.has_room = True
         self.inside = False
         """Whether only free pages of the database have room. If so, the log must not grow."""
-        self.too_used = ""
+        self.refusal = ""
         """Why enqueues are refused if disk usage is above ``disk_refuse``; otherwise empty."""
 
     @property
     def why_not(self) -> str:
         """Why enqueues are refused, for error messages."""
-        return self.too_used or "no room on the disk"
+        return self.refusal or "no room on the disk"
 
     def allows(self, task_bytes: int, free_page_bytes: int | None) -> bool:
         """Return whether a batch with ``task_bytes`` of new tasks has room, and set ``has_room``.
@@ -114,9 +114,9 @@ class Room:
         return self.has_room
 
     def _is_too_used(self, use: Disk) -> bool:
-        limit = self._disk_refuse - (REFUSE_MARGIN if self.too_used else 0)
+        limit = self._disk_refuse - (REFUSE_MARGIN if self.refusal else 0)
         is_too_used = self._disk_refuse < 1 and use.used > limit
-        self.too_used = (
+        self.refusal = (
             f"its disk is {use.used:.1%} full; the limit is {self._disk_refuse:.1%} (disk_refuse)"
             if is_too_used
             else ""
@@ -134,7 +134,7 @@ class Room:
             self.has_room = self.inside
         return self.has_room
 
-    def give_up(self) -> None:
+    def release_reserve(self) -> None:
         """Delete the reserve of a full disk. Enqueues have no room until ``find`` succeeds."""
         self.has_room = self.inside = False
         with contextlib.suppress(OSError):
@@ -262,11 +262,11 @@ def connect_writer(
 
 
 def make_durable(connection: sqlite3.Connection) -> None:
-    """Use a write-ahead log that is synced at every commit, in a file identified as a store."""
+    """Make each commit durable with a synced log. Call it only after ``identify_file``."""
     connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
-        raise sqlite3.OperationalError(f"the file system supports no write-ahead log ({mode!r})")
+        raise sqlite3.OperationalError(f"no WAL on this file system: journal_mode is {mode!r}")
     connection.execute("PRAGMA synchronous = FULL")
 
 
@@ -348,7 +348,7 @@ class FileLock:
     def __init__(self, path: str) -> None:
         self.path = path
         self._fd = -1
-        self.store = ""
+        self.incarnation = ""
         """The incarnation of the store that the lock protects; empty: there was no store."""
 
     def acquire(self, owner: str) -> None:
@@ -366,22 +366,22 @@ class FileLock:
         self._fd = fd
         _HELD.add(self)
         _, label, incarnation = _text_of(fd).rpartition(_STORE)
-        self.store = incarnation.strip() if label else ""
+        self.incarnation = incarnation.strip() if label else ""
         self._holder = f"pid {os.getpid()} {owner}\n"
         self._write(self._holder)
 
-    def note(self, store: str) -> None:
+    def note(self, incarnation: str) -> None:
         """Record the incarnation of the store in the lock file, where it stays after
         ``release``."""
-        self.store = store
+        self.incarnation = incarnation
         self._write(self._holder)
 
     def release(self) -> None:
         if self._fd >= 0:
             self._write("")
-            self.give_up()
+            self.close_descriptor()
 
-    def give_up(self) -> None:
+    def close_descriptor(self) -> None:
         """Close the descriptor without changing the file."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -389,7 +389,8 @@ class FileLock:
         _HELD.discard(self)
 
     def _write(self, holder: str) -> None:
-        data = f"{holder}{_STORE}{self.store}\n".encode() if self.store else holder.encode()
+        line = f"{_STORE}{self.incarnation}\n" if self.incarnation else ""
+        data = f"{holder}{line}".encode()
         try:
             # Do not truncate first: on a full disk the file could lose its block.
             os.pwrite(self._fd, data, 0)
@@ -422,7 +423,7 @@ lock."""
 
 def _after_fork() -> None:
     for lock in list(_HELD):
-        lock.give_up()
+        lock.close_descriptor()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -438,9 +439,9 @@ class StoreLock:
         self._file: tuple[int, int] | None = None
 
     @property
-    def store(self) -> str:
+    def incarnation(self) -> str:
         """The incarnation of the store when the lock was last used; empty: there was no store."""
-        return self._beside.store
+        return self._beside.incarnation
 
     def note(self, incarnation: str) -> None:
         """Record the incarnation of the store; empty if there is no store."""
@@ -467,7 +468,9 @@ class StoreLock:
                 status = os.stat(self._path)
                 # Check this first, because closing a descriptor would end SQLite's locks.
                 if (status.st_dev, status.st_ino) in _FILES:
-                    raise _in_use(self._path, "this process under another name", self._path)
+                    raise StoreUnusable(
+                        f"{self._path} is already open in this process under another name"
+                    )
             fd = os.open(self._path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise StoreUnusable(f"cannot open {self._path}: {error.strerror}") from error
@@ -475,8 +478,8 @@ class StoreLock:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(fd)
-            holder_text = "another process under another name"
-            raise _in_use(self._path, holder_text, self._path) from error
+            name = "another process, which opened it under another name"
+            raise _in_use(self._path, name, self._path) from error
         status = os.fstat(fd)
         self._fd, self._file = fd, (status.st_dev, status.st_ino)
         for suffix in ("", *FILES_BESIDE):
@@ -486,11 +489,11 @@ class StoreLock:
 
     def release(self) -> None:
         """Release the lock after all connections to the database were closed."""
-        self.give_up()
+        self.close_descriptor()
         self._beside.release()
 
-    def give_up(self) -> None:
-        """Close the descriptor of the database."""
+    def close_descriptor(self) -> None:
+        """Close the descriptor of the database file."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -506,8 +509,8 @@ MOUNTS = "/proc/self/mountinfo"
 
 
 def check_names(path: str) -> None:
-    """Raise StoreUnusable if the database file has a second name, next to which its log is
-    missing."""
+    """Raise StoreUnusable if the database file has several hard links or is a mount point: its log
+    would be next to only one of its names."""
     with contextlib.suppress(FileNotFoundError):
         names = os.stat(path).st_nlink
         if names > 1:
@@ -612,19 +615,19 @@ def identify(connection: sqlite3.Connection, path: str) -> int:
         (objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorname == "SQLITE_NOTADB":
-            raise StoreUnusable(f"{path} is not a SQLite database; name another file") from error
+            raise StoreUnusable(f"{path} is not a SQLite database; use another path") from error
         raise
     if not application_id and not layout and not objects:
         return 0
     if application_id == UNRELEASED_ID:
         raise StoreUnusable(
             f"{path} was written before the first release, and its format is no longer supported;"
-            " drain it with the program that wrote it, and name another file"
+            " drain it with the program that wrote it, and use another path"
         )
     if application_id != APPLICATION_ID:
         raise StoreUnusable(
             f"{path} is a SQLite database of another program"
-            f" (application_id {application_id:#x}); name another file"
+            f" (application_id {application_id:#x}); use another path"
         )
     if layout > LAYOUT:
         raise StoreUnusable(
@@ -689,8 +692,8 @@ def write_meta(path: str, values: Mapping[str, int | str]) -> None:
 
 def make_another(path: str, dropped_kinds: Sequence[int]) -> None:
     """Durably turn a copy of a store, which nobody has open, into an independent store. The store
-    gets a new incarnation and has no epochs, deliveries, outcomes or records of
-    ``dropped_kinds``."""
+    gets a new incarnation, and has no epochs, no outcomes and no records of ``dropped_kinds``. Its
+    deliveries in flight are released."""
     with changing(path) as copy:
         copy.execute(
             "UPDATE prepare SET state = ? WHERE state = ?",
@@ -712,7 +715,7 @@ def forget_endings(path: str, batch: int) -> None:
 
 @contextlib.contextmanager
 def open_snapshot(path: str, cache_bytes: int | None = None) -> Iterator[sqlite3.Connection | None]:
-    """Open a read-only snapshot of a store, or None if the file is empty. Raise StoreUnusable."""
+    """Yield a read-only snapshot of a store, or None for an empty file. Raise StoreUnusable."""
     try:
         connection = connect_reader(path, cache_bytes or IDENTIFY_CACHE_BYTES, 1_000, mode="ro")
         with contextlib.closing(connection), snapshot(connection):
@@ -736,7 +739,7 @@ def identity_of(meta: dict[str, int | str]) -> StoreIdentity:
 
 
 def copy_meta(identity: StoreIdentity) -> dict[str, int | str]:
-    """Return the values of ``meta`` for a copy of another kind of store that has this identity."""
+    """Return the values of ``meta`` for the copy of a store of another kind with this identity."""
     last = identity.last
     return {
         "epoch": last.epoch, "owner": f"copy/{last.mark}", ORIGINAL_BATCH: last.batch,
@@ -753,7 +756,7 @@ def left_behind(path: str, incarnation: str) -> list[Evidence]:
     if os.path.exists(f"{path}.reserve"):
         facts.append(Evidence(f"{path}.reserve"))
     with contextlib.suppress(OSError):
-        # If the file of an empty database is not empty, it may have a log of its first transaction.
+        # A file that is not empty may have the log of its own first transaction: no evidence.
         if os.path.getsize(f"{path}-wal") and not (os.path.exists(path) and os.path.getsize(path)):
             facts.append(Evidence(f"{path}-wal"))
     return facts
@@ -764,7 +767,7 @@ FILES_BESIDE = ("-wal", "-shm", ".lock", ".reserve")
 
 
 def part_name(path: str, pid: int) -> str:
-    """Return the name that a database has while process ``pid`` writes it."""
+    """Return the name that a new database has while process ``pid`` creates it."""
     return f"{path}.part-{pid}"
 
 
@@ -825,7 +828,7 @@ def begin_branch(path: str, busy_ms: int = 1_000) -> StoreIdentity:
     lock.acquire("init")
     try:
         if not identify_file(path, busy_ms):
-            raise StoreUnusable(f"{path} is empty: there is no store to continue with")
+            raise StoreUnusable(f"{path} is missing or empty: there is no store to continue with")
         identity = identity_of(meta_of(path))
         write_meta(path, {BRANCH: NEW})
     finally:
@@ -845,7 +848,7 @@ def identify_file(path: str, busy_ms: int) -> int:
     # If the creation of the file was interrupted, its journal must be rolled back.
     mode = "rw" if os.path.exists(path + "-journal") else "ro"
     if mode == "ro" and _read_magic(path) != MAGIC:
-        raise StoreUnusable(f"{path} is not a SQLite database; name another file")
+        raise StoreUnusable(f"{path} is not a SQLite database; use another path")
     connection = connect_reader(path, IDENTIFY_CACHE_BYTES, busy_ms, mode=mode)
     with contextlib.closing(connection):
         return identify(connection, path)
@@ -880,7 +883,7 @@ def begin_epoch(
             connection.execute("ROLLBACK")
         if not is_full(error, path):
             raise
-        room.give_up()
+        room.release_reserve()
         before, beginning, incarnation = begin()
     if not layout:
         disk.sync(os.path.dirname(path) or ".")
@@ -901,7 +904,7 @@ def begin_epoch(
     )
 
 
-def check_not_given_up(meta: Mapping[str, int | str], path: str, instead: str) -> None:
+def check_not_moved(meta: Mapping[str, int | str], path: str, instead: str) -> None:
     """Raise StoreUnusable for a database whose tasks were moved by a change of the number of
     shards. ``instead`` is advice in which ``{folder}`` stands for the folder with the tasks."""
     if MOVED_TO in meta:
@@ -927,8 +930,8 @@ def _begin_epoch(
     else:
         create(connection)
     meta = read_meta(connection, path)
-    check_not_given_up(meta, path, "serve that")
-    beginning = begin_as(path, identity_of(meta) if layout else None, evidence, epoch_min)
+    check_not_moved(meta, path, "serve that")
+    beginning = next_epoch(path, identity_of(meta) if layout else None, evidence, epoch_min)
     incarnation = secrets.token_hex(16) if beginning.is_branch else str(meta["incarnation"])
     values: dict[str, int | str] = {
         "epoch": beginning.epoch,

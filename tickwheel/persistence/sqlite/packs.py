@@ -11,7 +11,7 @@ names), concatenated bodies, extras (NULL, or a msgpack array from ``codec.encod
 packs of the tasks that a batch removes, and computes how the packs change. Changes are prepared,
 written by the caller in its transaction, and adopted after COMMIT. A sparse pack, most of whose
 tasks have left, still contains their bodies. After a while the caller turns it into single rows
-(``sparse``), so that packs never waste more than a factor of four of space for long.
+(``sparse``), so that packs never use more than four times the space they need for long.
 
 This module knows no SQL.
 """
@@ -132,8 +132,8 @@ def _moved_dues(moved: bytes) -> Sequence[int]:
 
 
 def extras_of(first: int, packed: bytes) -> Sequence[Any]:
-    """Decode a pack's column of options, one element of ``codec.encode_extras_of`` for each task.
-    Raise RecordUnreadable."""
+    """Decode a pack's column ``extras`` into an element for each task, as in
+    ``codec.encode_extras_of``. Raise RecordUnreadable."""
     try:
         extras: Sequence[Any] = msgpack.unpackb(packed, use_list=False)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
@@ -153,7 +153,7 @@ class Pack:
         head: bytes,
         names: str,
         bodies: bytes,
-        options: bytes | None,
+        extras: bytes | None,
         mask: int,
         moved: bytes | None = None,
     ) -> None:
@@ -168,7 +168,7 @@ class Pack:
             self.topics = topics_of(names, count)
         except (ValueError, TypeError) as error:
             raise RecordUnreadable(f"pack {first}: {error!r}") from error
-        self._extras = extras_of(first, options) if options else None
+        self._extras = extras_of(first, extras) if extras else None
         self._ends = list(accumulate(sizes, initial=0))
         self._bodies = bodies
         lengths = {count, len(self.dues_ms), len(sizes), len(self.topics)}
@@ -183,8 +183,8 @@ class Pack:
         first, mask, ends, bodies = self.first, self.mask, self._ends, self._bodies
         options = self._extras
         for task_id in requested:
-            bit, odd = divmod(task_id - first, ID_STEP)
-            if odd or not 0 <= bit < self.count or mask >> bit & 1:
+            bit, rest = divmod(task_id - first, ID_STEP)
+            if rest or not 0 <= bit < self.count or mask >> bit & 1:
                 continue
             yield TaskRow(
                 task_id,
@@ -198,7 +198,7 @@ class Pack:
 SPARSE_PACKS_MAX = 64
 SPARSE_EVERY_BATCHES = 64
 """Number of batches between two searches for sparse packs."""
-FULL = -1
+DELETED = -1
 """The mask of a pack that was deleted."""
 
 
@@ -268,7 +268,7 @@ class PackIndex:
         change = Change()
         firsts, counts, masks, loose = self._firsts, self._counts, self._masks, change.loose
         changed: dict[int, list[int]] = {}
-        first, end, mask = 0, 0, FULL
+        first, end, mask = 0, 0, DELETED
         entry: list[int] = []
         for task_id in sorted(ids):
             if not first <= task_id < end:
@@ -284,8 +284,8 @@ class PackIndex:
                     loose.append(task_id)
                     continue
             mask = entry[0]
-            bit, odd = divmod(task_id - first, ID_STEP)
-            if odd or mask == FULL or mask >> bit & 1:
+            bit, rest = divmod(task_id - first, ID_STEP)
+            if rest or mask == DELETED or mask >> bit & 1:
                 loose.append(task_id)
                 continue
             entry[0] = mask | 1 << bit
@@ -306,9 +306,9 @@ class PackIndex:
             index = bisect_right(firsts, task_id) - 1
             if index >= 0:
                 first = firsts[index]
-                bit, odd = divmod(task_id - first, ID_STEP)
+                bit, rest = divmod(task_id - first, ID_STEP)
                 mask = masks.get(first, 0)
-                if not odd and bit < counts[index] and mask != FULL and not mask >> bit & 1:
+                if not rest and bit < counts[index] and mask != DELETED and not mask >> bit & 1:
                     if first in packed:
                         packed[first].append(task_id)
                     else:
@@ -323,8 +323,8 @@ class PackIndex:
         loose: list[int] = []
         for task_id in ids:
             index = bisect_right(firsts, task_id) - 1
-            bit, odd = divmod(task_id - firsts[index], ID_STEP) if index >= 0 else (0, 1)
-            if odd or bit >= counts[index] or (masks and masks.get(firsts[index], 0) >> bit & 1):
+            bit, rest = divmod(task_id - firsts[index], ID_STEP) if index >= 0 else (0, 1)
+            if rest or bit >= counts[index] or (masks and masks.get(firsts[index], 0) >> bit & 1):
                 loose.append(task_id)
         return loose
 
@@ -341,7 +341,7 @@ class PackIndex:
     def drop(self, firsts: Iterable[int]) -> None:
         """Forget deleted packs."""
         for first in firsts:
-            self._masks[first] = FULL
+            self._masks[first] = DELETED
             self._deleted_entries += 1
             self._young.pop(first, None)
             self._old.pop(first, None)
@@ -379,8 +379,8 @@ class PackIndex:
 
     def _squeeze(self) -> None:
         masks = self._masks
-        remaining = [i for i, first in enumerate(self._firsts) if masks.get(first) != FULL]
+        remaining = [i for i, first in enumerate(self._firsts) if masks.get(first) != DELETED]
         self._firsts = array("q", [self._firsts[i] for i in remaining])
         self._counts = bytearray(self._counts[i] for i in remaining)
-        self._masks = {first: mask for first, mask in masks.items() if mask != FULL}
+        self._masks = {first: mask for first, mask in masks.items() if mask != DELETED}
         self._deleted_entries = 0

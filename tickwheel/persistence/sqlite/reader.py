@@ -21,13 +21,7 @@ from itertools import accumulate, chain, compress, islice, pairwise, starmap
 from typing import Any
 
 from tickwheel.model.kinds import ProgressKey
-from tickwheel.model.records import (
-    ID_STEP,
-    DeadRow,
-    TaskRow,
-    is_key_alone,
-    task_bytes,
-)
+from tickwheel.model.records import ID_STEP, DeadRow, TaskRow, is_key_alone, task_bytes
 from tickwheel.persistence.codec import RecordUnreadable, decode_extras
 from tickwheel.persistence.contract import SCAN_BYTES_MAX, Heads, StoredTask, head_row
 from tickwheel.persistence.sqlite.database import blob_join, blob_of, snapshot
@@ -95,7 +89,7 @@ _MOVES = (
 _READ_ALL = "SELECT * FROM ({moves}), ({rows}), ({packs})"
 _MOVES_COLUMNS = 3
 _NONE = "[]"
-NOBODY: frozenset[int] = frozenset()
+NO_IDS: frozenset[int] = frozenset()
 _ROW_COLUMNS = 8
 # The due time of each id from its pack, in the order of ``json_each``; NO_DUE if the id is in no
 # pack or has options. LEFT JOINs keep every id in its position.
@@ -253,7 +247,7 @@ class Reader:
         """Add the tasks without options other than a key. Call it inside a snapshot."""
         columns = self._columns(self._heads, ids)
         dues, topics, options, extras = columns[:_PACKED_COLUMNS]
-        keys, others = _packed_keys(options, extras) if options else ({}, NOBODY)
+        keys, others = _packed_keys(options, extras) if options else ({}, NO_IDS)
         _add_columns(heads.plain, *self._plain(ids, dues, topics, others))
         loose, loose_ms, loose_topics, extras, *history = columns[_PACKED_COLUMNS:]
         rows = json.loads(loose), json.loads(loose_ms), json.loads(loose_topics)
@@ -276,7 +270,7 @@ class Reader:
         _add_history(heads.others, progress, dead)
 
     def _plain(
-        self, ids: Sequence[int], dues: bytes | str, topics: str, others: Collection[int] = NOBODY
+        self, ids: Sequence[int], dues: bytes | str, topics: str, others: Collection[int] = NO_IDS
     ) -> tuple[Sequence[int], Sequence[int], Sequence[str]]:
         """Return ids, due times and topics of the packed tasks that are not in ``others``."""
         dues_ms, names, moves = array("q", blob_of(dues)), json.loads(topics), self._moves
@@ -529,7 +523,7 @@ def _add_columns(
 
 
 def _packed(condition: str, *columns: str) -> str:
-    """Return the statement that reads packed tasks whose options satisfy ``those``."""
+    """Return the statement that reads packed tasks whose options satisfy ``condition``."""
     return _PACKED.format(columns=", ".join(columns)).format(those=condition)
 
 

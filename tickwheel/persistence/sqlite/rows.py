@@ -1,7 +1,7 @@
 """Converts between rows and columns, and defines statements that write many rows at once.
 
 Columns that most rows do not need (extras, past) are NULL and cost nothing. At each statement the
-writer's thread hands over the interpreter lock several times, so the number of statements matters
+writer's thread releases the interpreter lock several times, so the number of statements matters
 more than the number of rows. Statements have a few fixed sizes, each prepared once: a batch of 500
 rows is one statement of 512 rows, of which 12 are empty. This module must not know transactions.
 
@@ -168,13 +168,13 @@ _OLDEST_ENDINGS = (
 )
 TRIM_ENDINGS = f"DELETE FROM ending WHERE batch IN ({_OLDEST_ENDINGS} ?)"
 
-_NEXT = (
+_CURRENT = (
     "(SELECT group_concat(value, ' ') FROM"
     " (SELECT value FROM meta WHERE key IN ('epoch', 'last_batch', 'owner') ORDER BY key))"
 )
 
 
-def _moved_on(n: str, id_mark: str, position_ms: str) -> str:
+def _advance(n: str, id_mark: str, position_ms: str) -> str:
     """Return the statement that records a batch in ``meta``, with these parameters."""
     return (
         f"UPDATE meta SET value = CASE key WHEN 'last_batch' THEN {n}"
@@ -184,7 +184,7 @@ def _moved_on(n: str, id_mark: str, position_ms: str) -> str:
 
 
 # This statement checks and advances: 3 rows change if epoch, owner and number are right.
-ADVANCE = f"{_moved_on('?1', '?2', '?3')} AND {_NEXT} = ?4"
+ADVANCE = f"{_advance('?1', '?2', '?3')} AND {_CURRENT} = ?4"
 ADVANCED_ROWS = 3
 
 
@@ -205,8 +205,8 @@ MAKE_SMALL = (
     f"CREATE TEMP VIEW {SMALL} AS SELECT "
     + ", ".join(f"NULL AS {name}" for name in _SMALL_COLUMNS),
     f"""CREATE TEMP TRIGGER write_{SMALL} INSTEAD OF INSERT ON {SMALL} BEGIN
-        SELECT RAISE(ABORT, 'not the next batch') WHERE NEW.expected IS NOT {_NEXT};
-        {_moved_on("NEW.n", "NEW.id_mark", "NEW.position_ms")};
+        SELECT RAISE(ABORT, 'not the next batch') WHERE NEW.expected IS NOT {_CURRENT};
+        {_advance("NEW.n", "NEW.id_mark", "NEW.position_ms")};
         INSERT INTO task SELECT NEW.id, NEW.due_ms, NEW.topic, NEW.body, NEW.extras
             WHERE NEW.id NOTNULL;
         REPLACE INTO task_key SELECT NEW.id, NEW.hash WHERE NEW.hash NOTNULL;
@@ -519,16 +519,18 @@ def read_keys(connection: sqlite3.Connection) -> Iterator[Keyed]:
         after, count = loose[-1] if loose else after, len(loose)
 
 
-def _add(ids: array[int], hashes: array[int], first: int, of_pack: array[int], mask: int) -> None:
+def _add(
+    ids: array[int], hashes: array[int], first: int, pack_hashes: array[int], mask: int
+) -> None:
     """Add the tasks that are still in a pack and have a key. ``pack_hashes``: the pack's hashes."""
-    count = len(of_pack)
-    if not mask and NO_KEY not in of_pack:
+    count = len(pack_hashes)
+    if not mask and NO_KEY not in pack_hashes:
         ids.extend(range(first, first + count * ID_STEP, ID_STEP))
-        hashes.extend(of_pack)
+        hashes.extend(pack_hashes)
         return
     remaining: Collection[int] = ids_of(first, count, mask)
     for task_id in remaining:
-        hashed = of_pack[(task_id - first) // ID_STEP]
+        hashed = pack_hashes[(task_id - first) // ID_STEP]
         if hashed != NO_KEY:
             ids.append(task_id)
             hashes.append(hashed)

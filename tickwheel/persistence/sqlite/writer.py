@@ -5,7 +5,7 @@ The code is synchronous and runs on the writer's thread. The order of a batch's 
 matter, because no key is in two maps. Invariants:
 
 * A batch is one transaction, which checks epoch, owner and number itself. Values cached in memory
-  (``_endings_upto``, ``_packs``, ``_logged``, the flags) change only after COMMIT.
+  (``_endings_upto``, ``_packs``, ``_move_count``, the flags) change only after COMMIT.
 * After any error other than a full disk or another process's lock, nothing more is written.
 
 ``Log`` bounds the log under constant load: when more than ``limit_bytes`` of the log are in use, it
@@ -38,7 +38,7 @@ from tickwheel.persistence.contract import (
     StoreError,
     StoreUnusable,
 )
-from tickwheel.persistence.identity import begin
+from tickwheel.persistence.identity import next_epoch
 from tickwheel.persistence.sqlite import rows as sql
 from tickwheel.persistence.sqlite.database import (
     Room,
@@ -178,8 +178,8 @@ def with_bodies(
 
 
 def take_apart(connection: sqlite3.Connection, firsts: list[int], key_hash: KeyHash) -> bool:
-    """Replace these packs with single rows for their remaining tasks. Return whether any has a
-    key."""
+    """Replace these packs with single rows for their remaining tasks. Return whether any of these
+    tasks has a key."""
     rows: list[TaskRow] = []
     for values in connection.execute(sql.READ_PACKS, (str(firsts),)).fetchall():
         rows += Pack(*values).rows()
@@ -219,8 +219,8 @@ def end(
 
 
 MOVES_MAX = 32_768
-"""Maximum number of due times in table ``move``, which every reader keeps in memory. Then they are
-merged into ``moved`` together, because a page of it contains the due times of eight packs."""
+"""Maximum number of due times in table ``move``, which every reader keeps in memory. More are
+merged into ``moved`` together, because a page of ``moved`` has the due times of eight packs."""
 MOVES_AT_ONCE = 1_000
 """Number of due times that are merged into ``moved`` at once. A pack's row has 500 bytes."""
 
@@ -252,7 +252,7 @@ class Writer:
         """Whether single rows have keys."""
         self._key_hash = KeyHash(b"")
         self._batches = 0
-        self._logged = 0
+        self._move_count = 0
         """Number of due times in table ``move``."""
         self._packs = PackIndex()
 
@@ -282,8 +282,8 @@ class Writer:
         if not layout:
             # Check this before any file is created, because SQLite would remove the log of an empty
             # file.
-            evidence = (*evidence, *left_behind(self._path, self._lock.store))
-            begin(self._path, None, evidence)
+            evidence = (*evidence, *left_behind(self._path, self._lock.incarnation))
+            next_epoch(self._path, None, evidence)
         self._lock.lock_file()
         options = self._options.fitted(disk_bytes(self._path))
         # The log may exceed its limit by one batch without being truncated.
@@ -305,7 +305,7 @@ class Writer:
         for statement in sql.MAKE_SMALL:
             connection.execute(statement)
         self._packs.load(connection.execute(sql.PACK_INDEX))
-        (self._logged,) = connection.execute(sql.COUNT_MOVES).fetchone()
+        (self._move_count,) = connection.execute(sql.COUNT_MOVES).fetchone()
         self._broken = ""
         self._upkeep = Upkeep(connection, self._path, options, room)
         self._upkeep.start()
@@ -403,7 +403,7 @@ class Writer:
                 raise
             if self._is_next(connection, epoch, owner, n):
                 raise StoreError(
-                    "the meta table already names this batch, but its changes were not applied"
+                    f"batch {n} is the next one in the meta table, but was not applied"
                 ) from error
             return False
         except (sqlite3.Error, Fenced, CommitRefused):
@@ -447,7 +447,7 @@ class Writer:
                 connection.execute("ROLLBACK")
                 if self._is_next(connection, epoch, owner, n):
                     raise StoreError(
-                        "the meta table already names this batch, but its changes were not applied"
+                        f"batch {n} is the next one in the meta table, but was not applied"
                     )
                 return False
             packs, loose = self._packs.split(effects.enqueued)
@@ -483,13 +483,13 @@ class Writer:
                 effects.enqueued,
                 effects.hashes,
             )
-            logged = self._logged
+            move_count = self._move_count
             if effects.moved:
-                logged += move(connection, n, effects.moved, self._packs)
+                move_count += move(connection, n, effects.moved, self._packs)
             sparse = self._packs.sparse_now(change)
-            if logged and (sparse or (effects.moved and logged > MOVES_MAX)):
+            if move_count and (sparse or (effects.moved and move_count > MOVES_MAX)):
                 merge_moves(connection, self._packs)
-                logged = 0
+                move_count = 0
             if sparse:
                 has_keys |= take_apart(connection, sparse, self._key_hash)
             connection.execute("COMMIT")
@@ -500,7 +500,7 @@ class Writer:
             raise self._break(connection, error) from error
         self._packs.adopt(packs, change)
         self._packs.drop(sparse)
-        self._logged = logged
+        self._move_count = move_count
         self._endings_upto += len(effects.ended)
         self._has_progress |= bool(effects.progress)
         self._has_dead |= bool(effects.dead)
@@ -712,14 +712,14 @@ class Upkeep:
 
     def _log_refusal(self, cause: str) -> None:
         """Log a refusal, unless ``disk_refuse`` caused it, which the daemon logs."""
-        if not self._room.too_used:
+        if not self._room.refusal:
             log.warning("store %s: %s; enqueues are refused", self._path, cause)
 
     def without_room(self) -> None:
         """Delete the reserve, so that the log can be written back and start over."""
         if self._room.has_room:
             log.warning("store %s: the disk is full; enqueues are refused", self._path)
-        self._room.give_up()
+        self._room.release_reserve()
         self._log.set_limit(self._log_bytes // 4)
         self._checkpoint()
 

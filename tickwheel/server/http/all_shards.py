@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from tickwheel.server.settings import Settings
 
 READY_S: Final = 0.8
-"""Seconds that a shard has to answer ``/readyz``; probes usually wait one second."""
+"""Seconds to wait for a shard's ``/readyz``; probes usually wait one second."""
 METRICS_S: Final = 3.0
-"""Seconds that a shard has to answer ``/metrics``; Prometheus waits ten by default."""
+"""Seconds to wait for a shard's ``/metrics``; Prometheus waits ten by default."""
 READY_BYTES_MAX: Final = 64 * 1024
 METRICS_BYTES_MAX: Final = 256 * 1024 * 1024
 """Maximum bytes of all shards' metrics, divided equally between the shards."""

@@ -1,7 +1,7 @@
 """The HTTP API of a daemon, active or standby: an ASGI application under ``/v1``.
 
 For each request, it finds the route, authenticates the caller, reads the body within its limits,
-calls the handler, and answers errors as problems of the error table. Invariants:
+calls the handler, and answers an error with a problem document. Invariants:
 
 * A request is checked in this order: path, token, origin, body. The body of an unauthenticated
   request is never read.
@@ -73,7 +73,7 @@ _OWN_SITE = (b"same-origin", b"none")
 
 class Api:
     """The API of a daemon. Call ``serve`` when the daemon begins to lead, and ``stand_by`` when it
-    stops."""
+    stops leading."""
 
     def __init__(
         self,
@@ -122,7 +122,8 @@ class Api:
         self._begin = begin
 
     def stand_by(self) -> None:
-        """Answer requests as a standby. Requests in progress fail with an unknown outcome."""
+        """Answer requests as a standby. Requests in progress fail: those that only wait with
+        NotActive, the others with an unknown outcome."""
         self._begin = None
         self._end_all(NotActive("this daemon is no longer active"))
 
@@ -197,7 +198,7 @@ class Api:
             exchange = self._new_exchange(route, principal, address)
         except Unauthorized as error:
             if (scope["method"], scope["path"]) == _LOGIN:
-                self._logins.note_failed_console(address, error)
+                self._logins.note_failed_console_login(address, error)
             await self._refuse_slowly(client, error)
             return
         except TickwheelError as error:
@@ -308,8 +309,8 @@ class Api:
 
 def _check_origin(headers: dict[bytes, bytes]) -> None:
     """Raise Forbidden if a page of another site sent the request. On a daemon without tokens,
-    nothing else prevents such a page from using its visitor's daemon. The request of an image has
-    no Origin, but it has Sec-Fetch-Site."""
+    nothing else prevents such a page from using its visitor's daemon. A request for an image has no
+    Origin, but it has Sec-Fetch-Site."""
     if headers.get(b"sec-fetch-site", b"none") not in _OWN_SITE:
         raise Forbidden("requests from pages of other sites are refused (Sec-Fetch-Site)")
     origin = headers.get(b"origin")

@@ -51,7 +51,7 @@ MakeTls = Callable[[socket.socket, Callable[[], asyncio.Protocol], bytes], "TlsS
 
 SCRAPES_MAX = 8
 """Maximum concurrent requests for ``/metrics``; further requests get 503 with Retry-After."""
-REQUEST_S_MAX = 30.0
+UNREAD_S_MAX = 30.0
 """Seconds after which the connection of a peer that does not read its answer is closed."""
 HEADER_BYTES_MAX = 16 * 1024
 EXTRA_CONNECTIONS_MAX = 16
@@ -204,7 +204,7 @@ class _Connection(H11Protocol):
             return
         elif not is_unread:
             self._since_s = now_s  # the handler enforces its own limits
-        elif now_s - self._since_s >= REQUEST_S_MAX:
+        elif now_s - self._since_s >= UNREAD_S_MAX:
             self.transport.abort()
             return
         self._timer = self.loop.call_later(self.idle_s, self._check_idle)

@@ -167,7 +167,7 @@ class Turns:
         self._is_armed = False
 
     def try_take(self) -> bool:
-        """Take a place in this turn of the loop. Return False if there is none; then wait."""
+        """Take a place in this turn of the loop. Return False if there is none."""
         if self._left <= 0 or self._waiting:
             return False
         self._left -= 1
@@ -647,7 +647,7 @@ class Call:
     async def begin(
         self, content_type: str, extra_headers: Sequence[tuple[bytes, bytes]] = ()
     ) -> None:
-        """Begin a streamed answer; ``more`` are additional headers."""
+        """Begin a streamed answer."""
         headers = [
             (b"content-type", content_type.encode()),
             (b"cache-control", b"no-store"),

@@ -136,7 +136,7 @@ def _field_writer(field: Field) -> Callable[[Any], Any]:
     if isinstance(field.kind, Ids):
         return lambda ids: list(map(str, ids))
     if isinstance(field.kind, LetterPlace):
-        return lambda place: f"{place[0]}.{place[1]}"
+        return lambda letter: f"{letter[0]}.{letter[1]}"
     return _writer(field.annotation)
 
 
@@ -186,7 +186,7 @@ def request_type(request: Any, excluded: frozenset[str], name: str = "") -> type
             continue
         is_block = isinstance(field.kind, Block)
         kind = request_type(field.kind.block, frozenset()) if is_block else field.kind.json
-        null_removes = request.none_is_sent and field.kind.none_takes_away
+        null_removes = request.none_is_sent and field.kind.none_removes
         marks: dict[str, Any] = {NULL_REMOVES_SETTING: True} if null_removes else {}
         if not field.is_required and field.default is not None:
             marks["default"] = field.default

@@ -1,8 +1,8 @@
 """Handlers of enqueues: one task, several tasks, half tasks of a transaction, raw bodies,
 CloudEvents, and NDJSON streams with one task on each line.
 
-Lines that arrive together are enqueued by one request to the operations. While it is committed, the
-next lines are read. Each line gets an answer, and answers have the order of the lines. A client can
+Lines that arrive together are enqueued by one call of the exchange. While it is committed, the next
+lines are read. Each line gets an answer, and answers have the order of the lines. A client can
 send lines for hours and read the answers at the same time.
 
 A request has at most ``LINES_MAX`` lines, and at most ``REQUESTS_MAX`` requests have unwritten
@@ -48,7 +48,7 @@ async def enqueue(call: Call) -> None:
     """Enqueue the tasks in a body of any accepted content type: JSON, lines or CloudEvents."""
     kind = call.content_type
     if kind == NDJSON:
-        _check_no_key(call)
+        _refuse_idempotency_key(call)
         await LineStream(call).run()
     elif kind in (JSON, "") and not _is_binary_event(call):
         await _enqueue_json(call)
@@ -56,7 +56,7 @@ async def enqueue(call: Call) -> None:
         await _enqueue_events(call, "")
     else:
         raise UnsupportedMediaType(
-            f"content-type must be {JSON}, {NDJSON} or a type of CloudEvents, not {shown(kind)};"
+            f"content-type must be {JSON}, {NDJSON} or a CloudEvents type, not {shown(kind)};"
             " send raw bodies to /v1/topics/TOPIC/tasks"
         )
 
@@ -91,7 +91,8 @@ async def _prepare(call: Call, transaction: types.TransactionRef, many: Sequence
     """Store half tasks. The answer, which has no ids, is sent when they are durable."""
     if call.header(b"idempotency-key") is not None:
         raise BadRequest(
-            "idempotency-key is not allowed with a transaction: its part identifies it"
+            "idempotency-key is not allowed with a transaction: its id and part identify the"
+            " request"
         )
     tasks, part = tuple(read_task.task for read_task in many), transaction.part
     options = {"from": transaction.count_from}
@@ -125,11 +126,12 @@ def _enqueue(call: Call, tasks: tuple[Any, ...]) -> asyncio.Future[Any]:
     return exchange.enqueue_once(request_identity(key, exchange.caller.principal, tasks), tasks)
 
 
-def _check_no_key(call: Call) -> None:
+def _refuse_idempotency_key(call: Call) -> None:
     if call.header(b"idempotency-key") is not None:
         raise BadRequest(
-            "idempotency-key is not allowed with a stream of lines, which is not accepted as a"
-            " whole; give the tasks keys, or send requests with up to tasks_per_frame_max tasks"
+            "idempotency-key is not allowed with a stream of lines, each of which is accepted"
+            " separately; give each task a key, or send requests with up to tasks_per_frame_max"
+            " tasks"
         )
 
 
@@ -263,9 +265,9 @@ def _is_ignored(call: Call, field: Field, value: types.Property) -> bool:
 
 NDJSON = "application/x-ndjson"
 LINES_MAX = 500
-"""Maximum lines that one request to the operations enqueues."""
+"""Maximum lines that one call of the exchange enqueues."""
 SLICE_BYTES = 32 * 1024
-"""Bytes of lines that one step decodes, because the event loop must also deliver tasks."""
+"""Maximum bytes of lines that one step decodes, so that the event loop can also deliver tasks."""
 REQUESTS_MAX = 4
 """Maximum requests whose answers are not yet written."""
 _decoder = msgspec.json.Decoder(types.NewTask)

@@ -911,7 +911,7 @@ def _header_text(name: bytes, value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise BadRequest(f"{name.decode('latin-1')} is not UTF-8") from None
+        raise BadRequest(f"header {name.decode('latin-1')} is not valid UTF-8") from None
 
 
 def _number(name: bytes, text: str) -> int:

@@ -144,7 +144,7 @@ def _store_full(daemon: Running) -> bool:
 
 
 def _moves(store: Store) -> int:
-    return store.moves if isinstance(store, Located) else 0
+    return store.server_changes if isinstance(store, Located) else 0
 
 
 def _losses(store: Store) -> tuple[int, int]:
@@ -202,12 +202,12 @@ TOPIC: tuple[Metric[Topic], ...] = (
            lambda t, _: len(t.broadcasters)),
     Metric("tickwheel_enqueued_total", "Tasks accepted.", lambda t, _: t.enqueued),
     Metric("tickwheel_cancelled_total", "Tasks cancelled.", lambda t, _: t.cancelled),
-    Metric("tickwheel_kept_total", "Tasks not stored because a task with the same key was pending.",
+    Metric("tickwheel_kept_total", "Tasks not stored because their rule kept a pending task.",
            lambda t, _: t.merged[Merging.KEPT]),
     Metric("tickwheel_replaced_total", "Tasks that replaced a pending task with the same key.",
            lambda t, _: t.merged[Merging.REPLACED]),
     Metric("tickwheel_rejected_total",
-           "Tasks refused by their rule because a task with the same key was pending.",
+           "Tasks not stored because their rule rejects a task with a pending key.",
            lambda t, _: t.merged[Merging.REJECTED]),
     Metric("tickwheel_broadcast_total", "Broadcast deliveries.", lambda t, _: t.broadcast),
 )  # fmt: skip
@@ -368,7 +368,7 @@ DAEMON: tuple[Plain, ...] = (
           "Times that all data was rewritten to a store that had lost more.",
           lambda d: _losses(d.roles.store)[1]),
     Plain("tickwheel_store_moves_total",
-          "Times that the store moved to another server: a failover, or a moved slot.",
+          "Times that the store moved to another server: a failover, or a moved hash slot.",
           lambda d: _moves(d.roles.store)),
     Plain("tickwheel_history_dropped_total", "History events that were not stored.",
           lambda d: _number_of(d.roles.history, lambda h: h.dropped)),
@@ -538,6 +538,6 @@ def names() -> dict[str, tuple[str, ...]]:
         **{metric.name: ("topic",) for metric in TOPIC},
         **{metric.name: () for metric in ENGINE},
         **{plain.name: () for plain in DAEMON},
-        **{each.name: (each.label,) if each.label else () for each in HISTOGRAMS},
+        **{metric.name: (metric.label,) if metric.label else () for metric in HISTOGRAMS},
         **{labelled.name: labelled.labels for labelled in LABELLED},
     }

@@ -152,8 +152,8 @@ class Exposition:
             return
         labels, key, measured = ("node",), (self._daemon.settings.node,), member.measured
         texts = _texts(labels, [tuple(map(_escaped, key))])
-        for name, about, place in metrics.NODE_METRICS:
-            values = [measured.get(place, 0)]
+        for name, about, field in metrics.NODE_METRICS:
+            values = [measured.get(field, 0)]
             yield Family(name, kind_of(name), about, labels, [key], texts, values)
 
     def _table_families(self, table: Table[Any], values: Values) -> Iterator[Family]:

@@ -188,7 +188,7 @@ class Lateness:
         """Record the first deliveries of a frame, at least one. Return the least and the greatest
         lateness.
 
-        Tasks that came due together are equally late and take as much time as one task.
+        Tasks that came due together are equally late, and are recorded as fast as one task.
         """
         counts = self._counts
         low = high = late_ms[0]

@@ -1,7 +1,7 @@
 """Creates backups of the store, and runs restores.
 
 Backups are created on request, or daily at a configured hour. A limited number of daily backups is
-kept; the history is told about each (``write_last_backup``). A missed backup (the daemon was down,
+kept; the history records the last (``write_last_backup``). A missed backup (the daemon was down,
 or the copy failed) is created later. Only files named like daily backups are removed, and only once
 a newer backup is complete.
 
@@ -42,7 +42,7 @@ from tickwheel.persistence.contract import StoreError
 
 if TYPE_CHECKING:
     from tickwheel.server.shard.callers import Call
-    from tickwheel.server.shard.parts import Listings, Parts
+    from tickwheel.server.shard.parts import Parts, SlowRequests
 
 BACKUP_NAME_BYTES_MAX: Final = 200
 """Maximum bytes of a backup's name. Most file systems allow 255; an unfinished copy needs more."""
@@ -83,7 +83,7 @@ class DailyBackups:
 
     def is_due(self) -> bool:
         """Return whether the configured hour has passed since the newest backup, or the last backup
-        failed. A backup of which the history was not told counts as failed."""
+        failed. A backup that the history could not record counts as failed."""
         backups = self._existing()
         return self._failed or not backups or backups[-1][0] < self._last_hour()
 
@@ -140,7 +140,7 @@ class DailyBackups:
 class BackingUp:
     """The operation that creates a backup on request."""
 
-    def __init__(self, parts: Parts, backups: Listings, folder: Path) -> None:
+    def __init__(self, parts: Parts, backups: SlowRequests, folder: Path) -> None:
         """``backups`` is the queue of requests."""
         self._parts = parts
         self._backups = backups
@@ -383,7 +383,7 @@ def _update(restore: Restore, message: dict[str, Any]) -> None:
 class Restoring:
     """The operations on restores."""
 
-    def __init__(self, parts: Parts, restores: Restores, listings: Listings) -> None:
+    def __init__(self, parts: Parts, restores: Restores, listings: SlowRequests) -> None:
         self._parts = parts
         self._restores = restores
         self._listings = listings

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from tickwheel.model.kinds import BulkRow
     from tickwheel.model.records import DeadRow, TaskSnapshot
     from tickwheel.server.shard.callers import Call, TopicFilter
-    from tickwheel.server.shard.parts import Listings, Parts
+    from tickwheel.server.shard.parts import Parts, SlowRequests
     from tickwheel.server.shard.reads import View
     from tickwheel.server.shard.views import ValueBytes
 
@@ -228,7 +228,7 @@ class Runner:
             self.parts.on_event("bulk_ended", f"{outcome}, {counts}")
 
     async def preview(self, bulk: Bulk, place: Place) -> Preview:
-        """Return the results of a dry run from ``place`` on, for a large topic partial ones."""
+        """Return the results of a dry run from ``place`` on. For a large topic they are partial."""
         search, selector = self.searches[bulk.kind], Selector(bulk.selection)
         preview, until_s = Preview(place), time.monotonic() + PREVIEW_S_MAX
         while preview.looked_at < PREVIEW_ROWS_MAX and time.monotonic() < until_s:
@@ -439,7 +439,7 @@ class Bulks:
     """Handles requests to create, preview, cancel, show and list bulk operations."""
 
     def __init__(
-        self, parts: Parts, runner: Runner, listings: Listings, value_bytes: ValueBytes
+        self, parts: Parts, runner: Runner, listings: SlowRequests, value_bytes: ValueBytes
     ) -> None:
         self._parts = parts
         self._bulks = parts.engine.bulks
@@ -457,7 +457,7 @@ class Bulks:
         # affected.
         until_id = core.ids.last
         if wanted.kind in DEAD_LETTER_KINDS:
-            # Take an id, so that dead letters created from now on have a higher ``behind_id``.
+            # Take an id, so that dead letters created from now on have a higher ``newest_id``.
             until_id = core.ids.take(1, now.now_ms)
         wanted = wanted._replace(by=call.caller.principal.name or "anonymous", until_id=until_id)
         checks.storable_bulk(wanted)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 ALL_TOPICS: Final = "*"
 PRINCIPALS_KEPT_MAX: Final = 1_024
-"""Maximum number of principals whose checked operations are cached. Others only cost time."""
+"""Maximum number of principals whose checked operations are cached, which only saves time."""
 
 
 TopicFilter = Callable[[str], bool]

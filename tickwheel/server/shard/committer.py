@@ -78,7 +78,7 @@ class Committer:
         outcome_timeout_s: float,
         landed: Callable[[Now, int], None],
         on_event: Callable[[str, str], None],
-        hand_over: Callable[[list[Dispatch]], None] | None = None,
+        write_acked: Callable[[list[Dispatch]], None] | None = None,
         observed: Observed | None = None,
         history: HistorySink | None = None,
         tracing: Tracing | None = None,
@@ -109,7 +109,7 @@ class Committer:
         self._outcome_timeout_s = outcome_timeout_s
         self._landed = landed
         self._on_event = on_event
-        self._hand_over = hand_over
+        self._write_acked = write_acked
         self._observed = observed or Observed()
         self._history = history
         self._tracing = tracing
@@ -118,8 +118,8 @@ class Committer:
         self._refusals = 0
         self.last_batch = last_batch
         self._marked = (-1, 0)
-        """The newest batch at the last change seen by ``mark_time``, and that call's steady
-        time."""
+        """The newest batch when ``mark_time`` last saw a new one, and the steady time of that
+        call."""
         self.full = False
         """Whether enqueues are refused because the store has no room."""
         self.stalled = False
@@ -132,7 +132,7 @@ class Committer:
         self.full, self.trouble = True, why
         self._on_event("store_full", why)
 
-    # --- used by sessions --------------------------------------------------------------------
+    # --- used by operations ------------------------------------------------------------------
 
     def kick(self) -> None:
         """Wake the committer to commit the open batch."""
@@ -314,8 +314,8 @@ class Committer:
         wait_ms = self._engine.intake.land(batch, now.now_ms)
         if self._history is not None:
             self._history.keep(number, batch.notes)
-        if batch.handed and self._hand_over is not None:
-            self._hand_over(batch.handed)
+        if batch.handed and self._write_acked is not None:
+            self._write_acked(batch.handed)
         self._uncount_replies(batch)
         release(batch)
         self._landed(now, wait_ms)

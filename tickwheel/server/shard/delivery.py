@@ -152,9 +152,7 @@ class Consuming:
         others += [name for name in LINE_SETTINGS if options.get(name) is not None]
         if group not in (None, "") or others:
             fields = ", ".join(["group"] * (group not in (None, "")) + others)
-            raise BadRequest(
-                f"a broadcast subscription has no acks, retries or group; remove {fields}"
-            )
+            raise BadRequest(f"a broadcast subscription cannot have {fields}")
         wanted = checks.consumer_filter(_group_fields(options, self._limits))
         self._check_draining()
         found_topic, _ = find_room(self._parts, checks.name(topic, "topic"), None)
@@ -321,14 +319,14 @@ class RequestedSettings(NamedTuple):
         fields = _group_fields(options, limits)
         if not fields:
             return _ANY
-        wanted = cls(checks.consumer_filter(fields), checks.consumer_lines(fields))
+        wanted = cls(checks.consumer_filter(fields), checks.consumer_line_settings(fields))
         checks.storable_settings(wanted.settings)
         return wanted
 
     @property
     def settings(self) -> GroupSettings:
         """The settings of a group that is created for the consumer."""
-        settings = checks.lines(self.lines, NOTHING_SET)
+        settings = checks.with_line_settings(self.lines, NOTHING_SET)
         if self.filter is None:
             return settings
         return settings._replace(tags=self.filter.tags, where=self.filter.where)

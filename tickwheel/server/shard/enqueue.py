@@ -188,7 +188,8 @@ class Producing:
         if rest:
             raise Conflict(
                 f"{len(accepted)} of the {len(tasks)} tasks of this idempotency-key were stored"
-                " before the number of shards changed; send the others with another key"
+                " before the number of shards changed; send those that were not stored with another"
+                " key (look them up by topic and key)"
             )
         ids, outcomes = zip(*(accepted[index] for index in range(len(tasks))), strict=True)
         accepted_ms = min(part.accepted_ms for part in once.parts)
@@ -659,7 +660,7 @@ class Coalescing:
         if (
             not self.waiting
             and self._parts.loaded.is_set()
-            and self._parts.has_room(request.caller)
+            and self._parts.may_begin_command(request.caller)
         ):
             needed = self._needed_records(request)
             if not needed.must_wait and not needed.ids and self._decide(request, _empty_view):
@@ -708,7 +709,7 @@ class Coalescing:
     async def _decide_first(self) -> None:
         """Read once, and decide as many of the first requests as these rows suffice for."""
         head = self.waiting[0]
-        if not self._parts.has_room(head.caller) or self._needed_records(head).must_wait:
+        if not self._parts.may_begin_command(head.caller) or self._needed_records(head).must_wait:
             head.attempts += 1
             await self._committer.barrier()
             if head.attempts <= ATTEMPTS_MAX:

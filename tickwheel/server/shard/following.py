@@ -53,7 +53,7 @@ CLAIMS_CHECK_MS: Final = 60_000
 ROWS_AT_A_TIME: Final = 200
 """Maximum number of rows that are applied in one step of the event loop."""
 LOGGED_MAX: Final = 20
-"""Maximum changes of one read that are logged individually. Of more, the number is logged."""
+"""Maximum changes of one read that are logged individually. Of more, only the number is logged."""
 Name = tuple[str, str]
 """(topic, group) of a row."""
 

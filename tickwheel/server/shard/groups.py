@@ -60,7 +60,7 @@ NAMED_MAX = 5
 """Maximum number of schedules that a message names."""
 TOPIC_SETTINGS = ("if_pending", "broadcast_only")
 OF_GROUPS = tuple(field.name for field in GroupFields.fields())
-assert set(OF_GROUPS) == {"tags", "where", *LINE_SETTINGS}, "delivery.Wanted has each of them"
+assert set(OF_GROUPS) == {"tags", "where", *LINE_SETTINGS}, "RequestedSettings has each of them"
 
 
 class Grouping:
@@ -257,9 +257,9 @@ def reserve_topics(parts: Parts, names: Iterable[str]) -> None:
         )
 
 
-def forget_topics(parts: Parts, looked_at: int) -> int:
+def forget_topics(parts: Parts, limit: int) -> int:
     """Examine up to ``limit`` topics and forget the idle ones. Return how many were forgotten."""
-    forgotten = parts.engine.grouping.forget_idle(looked_at)
+    forgotten = parts.engine.grouping.forget_idle(limit)
     parts.observed.lateness.forget(forgotten)
     return len(forgotten)
 
@@ -311,7 +311,7 @@ def check_broadcast_only(topic: Topic, after: GroupSettings) -> None:
     if after.broadcast_only and topic.groups:
         raise Conflict(
             f"topic {topic.name} has {len(topic.groups)} groups, which are owed its tasks; delete"
-            " them before you set broadcast_only"
+            " the groups before you set broadcast_only"
         )
 
 
@@ -375,7 +375,7 @@ NOT_HELD = "not_held"
 Verb = Callable[["Group", "TaskSnapshot", int], str]
 
 
-class Lining:
+class KeyOperations:
     """The operations on order keys and fair shares of a group, by default the default group."""
 
     def __init__(self, parts: Parts, value_bytes: ValueBytes) -> None:

@@ -13,8 +13,8 @@ outcome, as one JSON object per line. A thread writes the file (``AuditLog``), b
 loop must not wait for a disk. The audit stage comes first, so the log includes refused requests.
 Invariants:
 
-* A line is queued for the thread before its answer is sent. A clean stop waits for all queued
-  lines; a killed daemon loses them.
+* A line is queued for the thread before the answer to its request is sent. A clean stop waits for
+  all queued lines; a killed daemon loses them.
 * The queue is bounded. Lines that do not fit or cannot be written are counted, and the next line
   states their number.
 * A line contains the fields of the request, each cut to a maximum length. It never contains a body,
@@ -36,7 +36,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from tickwheel.api.kinds import Ids, Letters
+from tickwheel.api.kinds import DeadLetterPairs, Ids
 from tickwheel.api.verb import Audit, Need, Of, Right, Verb
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import Forbidden, InternalError, OutcomeUnknown, TickwheelError, shown
@@ -239,7 +239,7 @@ def _named(request: Request) -> dict[str, object]:
     named: dict[str, object] = {}
     for field in request.fields():
         value = values.get(field.name)
-        if isinstance(field.kind, (Ids, Letters)) and value is not None:
+        if isinstance(field.kind, (Ids, DeadLetterPairs)) and value is not None:
             ids = [item[0] if isinstance(item, tuple) else item for item in value]
             named |= {"ids": [str(task_id) for task_id in ids[:IDS_MAX]], "count": len(ids)}
         elif field.name not in values or not field.kind.is_logged:
@@ -351,7 +351,7 @@ class RightsStage:
 
     def _check(self, need: Need, topics: Topics, topic: str) -> None:
         if not topics(topic):
-            self._refuse(f"it needs the right {need.right} for topic {checks.shown(topic)}")
+            self._refuse(f"the right {need.right} is required for topic {checks.shown(topic)}")
 
     def _for_arguments(self, need: Need, topics: Topics, operation: Operation) -> Operation:
         """Wrap the operation so that the topics in its arguments are checked first."""
@@ -401,5 +401,6 @@ def _check_each(tasks: object, field: str, check: Callable[[str], None]) -> None
         checks.wrong(field, "an array", tasks)
     for index, task in enumerate(tasks):
         if type(task) is not tuple or not task or type(task[0]) is not str:
-            checks.wrong(f"{field}[{index}]", "[topic, body, delay_ms], or with options", task)
+            form = "[topic, body, delay_ms] or [topic, body, delay_ms, options]"
+            checks.wrong(f"{field}[{index}]", form, task)
         check(task[0])

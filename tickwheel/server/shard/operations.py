@@ -1,6 +1,6 @@
 """The operations of the daemon, one per verb, which every transport calls.
 
-An operation receives an ``Call`` with the caller, the number of the answer, and a request whose
+An operation receives a ``Call`` with the caller, the number of the answer, and a request whose
 values were checked individually (``tickwheel.api``). It checks combinations of values, settings and
 existing objects, executes the request, and gives the answer to the caller's ``ReplySink`` after
 everything that the answer depends on is durable. Errors are raised. Verbs with handwritten decoding
@@ -29,7 +29,7 @@ from tickwheel.server.shard.bulk import Bulks
 from tickwheel.server.shard.callers import OUTBOUND
 from tickwheel.server.shard.delivery import Consuming
 from tickwheel.server.shard.enqueue import Producing
-from tickwheel.server.shard.groups import Grouping, Lining
+from tickwheel.server.shard.groups import Grouping, KeyOperations
 from tickwheel.server.shard.names import Naming
 from tickwheel.server.shard.overview import Watching
 from tickwheel.server.shard.resets import Resetting
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.callers import Call, Caller, OnEvent
     from tickwheel.server.shard.enqueue import PlainTasks
-    from tickwheel.server.shard.parts import Directory, Listings, Parts
+    from tickwheel.server.shard.parts import Directory, Parts, SlowRequests
     from tickwheel.server.shard.shard import Shard
     from tickwheel.server.shard.verbs import Verbs
     from tickwheel.server.shard.views import ValueBytes
@@ -67,7 +67,7 @@ def directory_of(directory: Directory | None) -> Directory:
 class Placing:
     """The operations on nodes."""
 
-    def __init__(self, parts: Parts, listings: Listings) -> None:
+    def __init__(self, parts: Parts, listings: SlowRequests) -> None:
         self._parts = parts
         self._listings = listings
 
@@ -102,7 +102,7 @@ class Placing:
 
 
 class ShardInterface(Protocol):
-    """What transports use of a leader or standby, including its verbs."""
+    """The interface of a leader or standby for transports, including its verbs."""
 
     role: str
     settings: Settings
@@ -137,7 +137,7 @@ class ShardInterface(Protocol):
 
     def unblocked(self, caller: Caller) -> None: ...
 
-    def closed(self, caller: Caller, broke: str = "") -> None: ...
+    def closed(self, caller: Caller, failure: str = "") -> None: ...
 
     def finished(self, caller: Caller) -> None: ...
 
@@ -175,8 +175,8 @@ def _ignore_unreadable(caller: Caller, verb: str, error: TickwheelError) -> None
 
 
 class Operations:
-    """What transports use of one shard, including its verbs. ``value_bytes`` returns the size of a
-    value in an answer."""
+    """The interface of one shard for transports, including its verbs. ``value_bytes`` returns the
+    size of a value in an answer."""
 
     role = "active"
 
@@ -196,7 +196,7 @@ class Operations:
         new_tasks, checkbacks, listings = shard.new_tasks, shard.checkbacks, shard.listings
         lags = shard.upkeep.lags
         produce = Producing(shard, new_tasks, shard.coalescing)
-        door, tasks = produce.check_accepting, produce.checked
+        check_accepting, check_tasks = produce.check_accepting, produce.checked
         self.join, self._end_session = produce.join, produce.end_session
         settling = Settling(shard)
         self.targeting = Targeting(shard, settling)
@@ -207,9 +207,11 @@ class Operations:
             Controlling(shard, value_bytes),
             Grouping(shard, shard.upkeep),
             Resetting(shard, shard.bulks, shard.resets),
-            Lining(shard, value_bytes),
-            Scheduling(shard, new_tasks, value_bytes, door),
-            Transacting(shard, checkbacks, new_tasks, listings, value_bytes, door, tasks),
+            KeyOperations(shard, value_bytes),
+            Scheduling(shard, new_tasks, value_bytes, check_accepting),
+            Transacting(
+                shard, checkbacks, new_tasks, listings, value_bytes, check_accepting, check_tasks
+            ),
             Bulks(shard, shard.bulks, listings, value_bytes),
             TaskPages(shard, listings, value_bytes),
             BackingUp(shard, shard.backups, shard.backup_folder),
@@ -255,7 +257,7 @@ class Operations:
         for group in self.shard.checkbacks.groups_of(caller):
             self.shard.engine.transactions.member_connected(group)
         self.shard.wake()
-        self.shard.begin_listings()
+        self.shard.begin_slow_requests()
 
     def finished(self, caller: Caller) -> None:
         """End a caller that sends no more requests. Unlike after ``closed``, its leases last until
@@ -268,15 +270,15 @@ class Operations:
         self.shard.callers.discard(caller)
         self._end_session(caller)
 
-    def closed(self, caller: Caller, broke: str = "") -> None:
+    def closed(self, caller: Caller, failure: str = "") -> None:
         """End a disconnected caller: its leases end soon, and its waiting requests never begin.
-        ``broke`` describes the failure of a connection that neither side has closed."""
+        ``failure`` describes how a connection broke that neither side had closed."""
         shard = self.shard
         # The outbound process runs no user code, so no task can be the cause of its death.
         is_ours = caller.principal == OUTBOUND
         death = (
-            caller.describe_disconnection(broke)
-            if broke and not shard.draining and not is_ours
+            caller.describe_disconnection(failure)
+            if failure and not shard.draining and not is_ours
             else ""
         )
         caller.close()
@@ -422,7 +424,7 @@ class StandbyOperations:
     def unblocked(self, caller: Caller) -> None:
         caller.is_blocked = False
 
-    def closed(self, caller: Caller, broke: str = "") -> None:
+    def closed(self, caller: Caller, failure: str = "") -> None:
         caller.close()
 
     def finished(self, caller: Caller) -> None:

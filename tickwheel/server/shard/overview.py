@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from tickwheel.history.read import Answer, Query
     from tickwheel.server.shard.background import Lags
     from tickwheel.server.shard.callers import Call, Caller, TopicFilter
-    from tickwheel.server.shard.parts import Listings, Parts
+    from tickwheel.server.shard.parts import Parts, SlowRequests
     from tickwheel.server.shard.views import ValueBytes
 
 FRESH_MS: Final = 450
@@ -91,8 +91,8 @@ class Watching:
     _parts: Parts
     _lags: Lags
     _stories: Stories
-    _listings: Listings
-    _lookups: Listings
+    _listings: SlowRequests
+    _lookups: SlowRequests
     """The queue of queries to the history."""
     _value_bytes: ValueBytes
 

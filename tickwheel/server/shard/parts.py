@@ -3,9 +3,9 @@
 ``Shard`` creates and connects these parts. Operations depend on the protocol ``Parts`` and never on
 ``Shard``, so they do not know how a shard starts, ticks and stops.
 
-``Listings`` queues slow requests and sends their answers. It runs one request per caller at a time,
-and a few in the whole daemon. Callers take turns; a caller that cannot receive more answers is
-skipped. The queue knows nothing about the requests themselves. Invariant: a waiting request of a
+``SlowRequests`` queues slow requests and sends their answers. It runs one request per caller at a
+time, and a few in the whole daemon. Callers take turns; a caller that cannot receive more answers
+is skipped. The queue knows nothing about the requests themselves. Invariant: a waiting request of a
 disconnected caller never begins.
 """
 
@@ -64,7 +64,7 @@ class Sender(Protocol):
         ``acked`` or ``failed``."""
         ...
 
-    async def ask(self, what: str, **said: Any) -> dict[str, Any]:
+    async def ask(self, what: str, **fields: Any) -> dict[str, Any]:
         """Send the process a request and return its answer. Raise TickwheelError."""
         ...
 
@@ -73,7 +73,7 @@ class Directory(Protocol):
     """All nodes that share the store, and the locations of the shards."""
 
     shard: int | None
-    """The shard of this daemon; None for a node's HTTP gateway, which has no shard."""
+    """The shard of this daemon; None for a node's front door, which has no shard."""
 
     def whereabouts(self, shard: int) -> tuple[str, str]:
         """Return (TCP address, HTTP address) of the shard's leader; empty strings if unknown."""
@@ -84,7 +84,7 @@ class Directory(Protocol):
         ...
 
     def doors(self) -> tuple[str, ...]:
-        """Return the addresses of HTTP gateways of live nodes; only some if there are many."""
+        """Return the addresses of the front doors of nodes; only some if there are many."""
         ...
 
     def listing(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class Parts(Protocol):
         """Return whether the caller can be sent another answer."""
         ...
 
-    def has_room(self, caller: Caller) -> bool:
+    def may_begin_command(self, caller: Caller) -> bool:
         """Return whether changes by commands and answers to this caller are within limits."""
         ...
 
@@ -156,7 +156,7 @@ class Parts(Protocol):
 Work = Callable[[], Coroutine[Any, Any, None]]
 
 
-class Listings:
+class SlowRequests:
     """A queue of slow requests. When a request ends, the next one begins."""
 
     def __init__(

@@ -97,15 +97,15 @@ async def when_back(query: Callable[[], Awaitable[T]]) -> T:
 class Records(Mapping[int, TaskSnapshot]):
     """Current records of tasks, most of them as columns. A lookup creates the snapshot."""
 
-    __slots__ = ("_whole", "keys_of", "plain")
+    __slots__ = ("_snapshots", "keys_of", "plain")
 
     def __init__(
         self,
-        whole: dict[int, TaskSnapshot],
+        snapshots: dict[int, TaskSnapshot],
         plain: dict[str, dict[int, int]],
         keys_of: Mapping[int, str],
     ) -> None:
-        self._whole = whole
+        self._snapshots = snapshots
         self.plain = plain
         """Topic → id → due_ms of tasks that have no fields except a body and a key."""
         self.keys_of = keys_of
@@ -117,13 +117,13 @@ class Records(Mapping[int, TaskSnapshot]):
             if due_ms is not None:
                 row = head_row(task_id, due_ms, topic, self.keys_of)
                 return TaskSnapshot(row, NOTHING, NOTHING)
-        return self._whole[task_id]
+        return self._snapshots[task_id]
 
     def __iter__(self) -> Iterator[int]:
-        return chain(self._whole, *self.plain.values())
+        return chain(self._snapshots, *self.plain.values())
 
     def __len__(self) -> int:
-        return len(self._whole) + sum(map(len, self.plain.values()))
+        return len(self._snapshots) + sum(map(len, self.plain.values()))
 
 
 View = Callable[[Sequence[int]], Mapping[int, TaskSnapshot]]
@@ -317,11 +317,11 @@ class Reader:
                 stored.drop(frozenset(read_ids[index:]))
                 read_ids = read_ids[:index]
             turn += 1
-            absent = self._core.held(self._unexplained(read, stored.absent(read_ids)))
+            absent = self._core.unfinished_among(self._unexplained(read, stored.absent(read_ids)))
             absent -= self._core.missing.keys()
         if absent or self._core.missing:
             unexplained = self._unexplained(read, stored.absent(read_ids))
-            self._update_missing(set(read_ids), self._core.held(unexplained))
+            self._update_missing(set(read_ids), self._core.unfinished_among(unexplained))
         return ids[len(read_ids) :]
 
     def _unexplained(self, read: _RunningRead, absent: set[int]) -> set[int]:
@@ -480,7 +480,7 @@ Find = Callable[[], Sequence[int]]
 class Command:
     """A command that needs records. ``act`` is called with successive ranges of indexes into
     ``ids`` and the records of the tasks that exist. ``done`` answers at the end, ``refuse`` answers
-    with an error. Once ``is_wanted`` returns False, no more records are read."""
+    with an error. Once ``wanted`` returns False, no more records are read."""
 
     caller: Caller
     refuse: Callable[[TickwheelError], None]
@@ -491,7 +491,7 @@ class Command:
     done: Callable[[], None]
     wanted: Callable[[], bool]
     bodies: bool
-    at_once: int
+    ids_per_turn: int
     """Maximum number of ids on which the command acts in one turn of the event loop."""
     error: TickwheelError | None = None
     at: int = 0
@@ -521,9 +521,9 @@ class Commands:
     _border: Border
     _commands_max: int
     _ids_max: int
-    _has_room: Callable[[Caller], bool]
+    _may_begin: Callable[[Caller], bool]
     """Returns whether changes of commands and answers to this caller are within their limits. If
-    not, the next command waits for ``_barrier``."""
+    not, the next command waits for ``_durable``."""
     _durable: Callable[[], Awaitable[None]]
 
     def __post_init__(self) -> None:
@@ -542,7 +542,7 @@ class Commands:
         wanted: Callable[[], bool] = lambda: True,
         *,
         bodies: bool = False,
-        at_once: int = IDS_PER_READ_MAX,
+        ids_per_turn: int = IDS_PER_READ_MAX,
     ) -> None:
         """Queue a command. Raise Overloaded if the queue is full. ``ids`` can be a function that
         returns the ids when they can be read; an error that it raises is the answer. ``bodies``
@@ -562,7 +562,7 @@ class Commands:
             )
         self._ids += count
         self.waiting.append(
-            Command(caller, refuse, known_ids, find, act, done, wanted, bodies, at_once)
+            Command(caller, refuse, known_ids, find, act, done, wanted, bodies, ids_per_turn)
         )
         self._wake.set()
 
@@ -576,7 +576,7 @@ class Commands:
             await self._wake.wait()
             self._wake.clear()
             while self.waiting:
-                if not self._has_room(self.waiting[0].caller):
+                if not self._may_begin(self.waiting[0].caller):
                     await self._durable()
                 await self._run_first()
                 await asyncio.sleep(0)  # the read may not have waited
@@ -593,7 +593,7 @@ class Commands:
                 ids = command.ids
                 # The first command has already waited for room. Later requests of its caller must
                 # not delay the commands after it.
-                if command is not parts[0][0] and not self._has_room(command.caller):
+                if command is not parts[0][0] and not self._may_begin(command.caller):
                     break
                 if unread:
                     stop = next((i for i in range(command.at, stop) if ids[i] in unread), stop)
@@ -635,7 +635,7 @@ class Commands:
             self._ids += command.resolve()
             is_wanted, stop = command.wanted(), command.at
             if is_wanted:
-                stop = min(len(command.ids), stop + min(left, command.at_once))
+                stop = min(len(command.ids), stop + min(left, command.ids_per_turn))
             parts.append((command, stop))
             left -= stop - command.at
             if left <= 0 or (is_wanted and stop < len(command.ids)):

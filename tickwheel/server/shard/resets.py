@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from tickwheel.model.records import TaskRow
     from tickwheel.server.shard.bulk import Runner, Work
     from tickwheel.server.shard.callers import Call
-    from tickwheel.server.shard.parts import Listings, Parts
+    from tickwheel.server.shard.parts import Parts, SlowRequests
     from tickwheel.server.shard.reads import BulkReads
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ class PlanThread:
 class Resets:
     """Executes resets and their dry runs."""
 
-    def __init__(self, runner: Runner, previews: Listings) -> None:
+    def __init__(self, runner: Runner, previews: SlowRequests) -> None:
         """``previews`` is the queue of dry runs."""
         self._runner = runner
         self._engine = runner.engine

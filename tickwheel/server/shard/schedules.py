@@ -193,8 +193,8 @@ class Scheduling:
             apart_ms = min((b - a for a, b in pairwise(times)), default=least_ms)
             if apart_ms < least_ms:
                 raise BadRequest(
-                    f"cron {checks.shown(schedule.cron)} runs every {apart_ms} ms; the minimum is"
-                    f" {least_ms} (schedule_interval_min_s)"
+                    f"cron {checks.shown(schedule.cron)} has times only {apart_ms} ms apart; the"
+                    f" minimum is {least_ms} ms (schedule_interval_min_s)"
                 )
         return table
 

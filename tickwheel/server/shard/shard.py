@@ -42,7 +42,7 @@ from tickwheel.server.shard.following import Following
 from tickwheel.server.shard.groups import forget_topics, reserve_topics
 from tickwheel.server.shard.new_tasks import NewTasks
 from tickwheel.server.shard.overview import Stories
-from tickwheel.server.shard.parts import Listings
+from tickwheel.server.shard.parts import SlowRequests
 from tickwheel.server.shard.reads import Commands, Loader, Reader
 from tickwheel.server.shard.resets import Resets
 from tickwheel.server.shard.transactions import CHECKS_PER_TICK, CheckBacks
@@ -112,8 +112,8 @@ class Shard:
         self.on_event = on_event
         self.status = status
         self._may_deliver = may_deliver
-        """Returns whether the leader's lease is valid at a steady time; None if no other node can
-        lead."""
+        """Returns whether the leader's lease is valid at a time of the steady clock; None if no
+        other node can lead."""
         self.loaded = asyncio.Event()
         self.reader = Reader(self.core, store, on_event)
         self.border = Border(engine, on_event)
@@ -136,7 +136,7 @@ class Shard:
             self.border,
             settings.commands_max,
             settings.command_ids_max,
-            self.has_room,
+            self.may_begin_command,
             self.committer.barrier,
         )
         self._loader = Loader(engine, self.reader, clock, self.spawn, self.wake)
@@ -155,13 +155,13 @@ class Shard:
 
     def _add_features(self, backup_folder: Path) -> None:
         """Create the objects that use this shard's parts."""
-        self.listings = Listings(
+        self.listings = SlowRequests(
             self, "listings_max", "listings_all_max", at_a_time=LISTINGS_AT_A_TIME
         )
-        self.backups = Listings(self, "backups_max")
-        self.lookups = Listings(self, "history_lookups_max")
+        self.backups = SlowRequests(self, "backups_max")
+        self.lookups = SlowRequests(self, "history_lookups_max")
         """The queue of look-ups in the history."""
-        previews = Listings(self, "resets_max")
+        previews = SlowRequests(self, "resets_max")
         self.request_queues = self.listings, self.backups, self.lookups, previews
         self.stories = Stories(self.settings.history_dir)
         self.backup_folder = backup_folder
@@ -178,8 +178,8 @@ class Shard:
         """Start to record the causes that delay the whole daemon."""
         self._jumps, self._held = self.clock.jumps, self.clock.held
         self._forbidden_since_ms: int | None = None
-        """Wall time since which the leader's lease has forbidden deliveries; None while they are
-        allowed."""
+        """Wall time since which deliveries are forbidden, because the leader's lease may have
+        expired; None while they are allowed."""
         if not opened.created:
             self.core.ledger.begin(opened.position_ms, self.clock.read().now_ms)
         self.observed.loop_busy = self._record_busy_loop
@@ -200,7 +200,7 @@ class Shard:
             replies_all_bytes_max=settings.replies_all_bytes_max,
             gather_s=settings.ack_gather_ms / 1000,
             on_event=self.on_event,
-            hand_over=self._delivering.hand_over,
+            write_acked=self._delivering.write_acked,
             observed=self.observed,
             history=self.history,
             tracing=self._tracing,
@@ -284,10 +284,10 @@ class Shard:
         elif not self._is_over:
             self.core.wheel.catch_up(now.now_ms)
             self.committer.begin()
-        self.begin_listings()
+        self.begin_slow_requests()
         self.on_landed()
 
-    def begin_listings(self) -> None:
+    def begin_slow_requests(self) -> None:
         """Begin queued slow requests whose callers can receive answers again."""
         for queue in self.request_queues:
             queue.begin_waiting()
@@ -295,7 +295,7 @@ class Shard:
     def can_receive(self, caller: Caller) -> bool:
         return not (caller.is_blocked or self.committer.is_behind(caller.replies))
 
-    def has_room(self, caller: Caller) -> bool:
+    def may_begin_command(self, caller: Caller) -> bool:
         core = self.core
         changed_bytes = core.open.updated_bytes
         if core.sealed is not None:
@@ -395,7 +395,7 @@ class Shard:
         self.committer.mark_time(now.mono_ms)
 
     def _report_faults(self) -> None:
-        """Report the tasks that became dead letters because processing them failed."""
+        """Report the tasks whose processing failed. Most have become dead letters."""
         faults, self.core.faults = self.core.faults, []
         for operation, error, trace in faults:
             with bind_trace(trace):
@@ -432,8 +432,8 @@ class Shard:
         wake_ms, into_ns = SLEEP_MS_MAX, 0
         checkpoint_mono_ms = self.engine.next_checkpoint_mono_ms()
         is_late = checkpoint_mono_ms is not None and checkpoint_mono_ms <= now.mono_ms
-        # The next batch contains a late checkpoint. While the store does not answer, a timer would
-        # fire continuously.
+        # A late checkpoint goes into the next batch and needs no timer, which would fire
+        # continuously while the store does not answer.
         is_late = is_late and self.committer.will_seal
         other_ms = self.engine.wake_in_ms(*now, has_checkpoints=not is_late)
         if other_ms is not None:
@@ -489,7 +489,7 @@ class Delivering:
         try:
             sink.deliver(self._core.epoch, now_ms, items)
         except Exception:
-            sendable = [item for item in items if self._can_be_sent(sink, dispatch, item, now_ms)]
+            sendable = [item for item in items if self._check_item(sink, dispatch, item, now_ms)]
             if len(sendable) == len(items):
                 raise  # no single delivery causes the error
             if sendable or subscriber.once:
@@ -516,10 +516,10 @@ class Delivering:
             lateness.note_causes(items, causes, now_ms)
         return causes
 
-    def _can_be_sent(self, sink: DeliverySink, dispatch: Dispatch, item: Item, now_ms: int) -> bool:
-        """Return whether the delivery can be written. If it cannot, its task becomes a dead letter,
-        unless the task ended with this delivery. The other deliveries of the frame are still sent,
-        and the daemon keeps running."""
+    def _check_item(self, sink: DeliverySink, dispatch: Dispatch, item: Item, now_ms: int) -> bool:
+        """Return whether the delivery can be written. If it cannot, make its task a dead letter,
+        unless its group is at most once, so that the task has ended. The other deliveries of the
+        frame are still sent, and the daemon keeps running."""
         row, attempt, _ = item
         try:
             sink.check(item)
@@ -534,7 +534,7 @@ class Delivering:
             return False
         return True
 
-    def hand_over(self, dispatches: list[Dispatch]) -> None:
+    def write_acked(self, dispatches: list[Dispatch]) -> None:
         """Write at-most-once deliveries after their acks are durable."""
         now_ms = self._clock.read().now_ms
         for dispatch in dispatches:
@@ -555,7 +555,7 @@ class Delivering:
 
 IDS_PER_READ = 1_000
 FIRST_CHUNK = 10_000
-RUNS_BYTES = 16 << 20
+OCCURRENCE_READ_BYTES = 16 << 20
 _NO_TIMING: dict[str, Any] = {"cron": "@yearly", "timezone": "UTC", "every_ms": None}
 
 
@@ -606,28 +606,28 @@ class Recovering:
         grace_ms = None if self._opened.clean else self._grace_ms
         ids = sorted(self._ids_with_history)
         for start in range(0, len(ids), IDS_PER_READ):
-            # A task without a row (damage) stays in the handles.
+            # Keep only the ids that have a row; ``rows_missing`` counts the others (damage).
             self._ids_with_history -= set(ids[start : start + IDS_PER_READ])
             for task in (await self._store.read(ids[start : start + IDS_PER_READ])).values():
                 self._ids_with_history.add(task.row.id)
                 recovery.with_history(_snapshot(task), *self._clock.read(), grace_ms)
         self.rows_missing = len(ids) - len(self._ids_with_history)
         recovery.make_arrivals_ready(self._clock.read().now_ms)
-        await self._restore_runs()
+        await self._check_newest_occurrences()
         self._chunks = aiter(self._store.recover_handles(FIRST_CHUNK))
         async for chunk in self._chunks:
             self._add(chunk)
-            if not self.is_small:
+            if not self.begin_loaded_all:
                 break
-        if self.is_small:
+        if self.begin_loaded_all:
             await self._load()
 
-    async def _restore_runs(self) -> None:
+    async def _check_newest_occurrences(self) -> None:
         """Find out whether the newest tasks of schedules have ended."""
         unread: Sequence[int] = self._engine.core.schedule_heap.watched_ids()
         while unread:
             ids = unread
-            tasks, unread = await self._store.read_some(ids, RUNS_BYTES)
+            tasks, unread = await self._store.read_some(ids, OCCURRENCE_READ_BYTES)
             read_ids = ids[: len(ids) - len(unread)]
             snapshots = {task_id: _snapshot(task) for task_id, task in tasks.items()}
             self._engine.schedules.unwatch_ended(read_ids, snapshots)
@@ -652,18 +652,18 @@ class Recovering:
         )
 
     @property
-    def is_small(self) -> bool:
+    def begin_loaded_all(self) -> bool:
         """Whether ``begin`` has loaded all tasks."""
         return self.loaded < FIRST_CHUNK
 
     @property
     def is_empty(self) -> bool:
         """Whether the store contains no task, not even a dead letter."""
-        return self.is_small and not self.loaded and not self._ids_with_history
+        return self.begin_loaded_all and not self.loaded and not self._ids_with_history
 
     async def load_rest(self) -> None:
         """Load the tasks that ``begin`` did not load. Raise StoreError."""
-        if not self.is_small:
+        if not self.begin_loaded_all:
             await self._load()
 
     async def _load(self) -> None:

@@ -380,11 +380,11 @@ def check_no_target(parts: Parts, caller: Caller, topic: object, group: object) 
 
 
 async def why_forbidden(guard: Guard, url: str) -> ForbiddenAddress | None:
-    """Return why a URL is forbidden; None if it is allowed or its host is not resolved now."""
+    """Return why a URL is forbidden; None if it is allowed or its host cannot be resolved."""
     parts = urlsplit(url)
-    for place in parts.netloc.split(","):
-        host = urlsplit(f"//{place}").hostname or ""
-        port = urlsplit(f"//{place}").port or PORTS.get(parts.scheme, 0)
+    for authority in parts.netloc.split(","):
+        host = urlsplit(f"//{authority}").hostname or ""
+        port = urlsplit(f"//{authority}").port or PORTS.get(parts.scheme, 0)
         try:
             async with asyncio.timeout(RESOLVE_S_MAX):
                 await guard.resolve(host, port)

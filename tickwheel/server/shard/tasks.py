@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from tickwheel.history.read import Answer as Story
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.server.shard.callers import Call, TopicFilter
-    from tickwheel.server.shard.parts import Listings, Parts
+    from tickwheel.server.shard.parts import Parts, SlowRequests
 
 UNKNOWN = "unknown"
 SCANNED_PER_REQUEST_MAX, BYTES_PER_REQUEST_MAX = 20_000, 256 << 20
@@ -144,7 +144,9 @@ class Controlling:
 
         bulks = parts.engine.bulks
         most = TASKS_PER_STEP_MAX.get(kind, IDS_PER_READ_MAX)
-        parts.commands.put(call.caller, call.refuse, selected.to_read, act, answer, at_once=most)
+        parts.commands.put(
+            call.caller, call.refuse, selected.to_read, act, answer, ids_per_turn=most
+        )
 
     def look_up(self, call: Call[LookUp]) -> None:
         """Answer with a map for each id, or for each unfinished task with the key, newest first. If
@@ -260,7 +262,7 @@ class Explaining:
     """Explains the states of tasks. Ended tasks are explained from the history if one is kept."""
 
     def __init__(
-        self, parts: Parts, story: Callable[[int], Awaitable[Story]] | None, lookups: Listings
+        self, parts: Parts, story: Callable[[int], Awaitable[Story]] | None, lookups: SlowRequests
     ) -> None:
         """``story`` returns the events of a task from the history; None if no history is kept."""
         self._parts = parts
@@ -482,7 +484,7 @@ def _is_visible(task: TaskSnapshot | None, topic_filter: TopicFilter | None) -> 
 class TaskPages:
     """Lists tasks and dead letters in pages."""
 
-    def __init__(self, parts: Parts, listings: Listings, value_bytes: ValueBytes) -> None:
+    def __init__(self, parts: Parts, listings: SlowRequests, value_bytes: ValueBytes) -> None:
         self._parts = parts
         self._listings = listings
         self._value_bytes = value_bytes
@@ -654,8 +656,8 @@ class _Conditions:
 
     @property
     def store_topic(self) -> str | None:
-        """The topic by which the store filters. None if there is a key, so that skipped rows
-        count."""
+        """The topic by which the store filters. None if there is a key, so that rows of other
+        topics count as scanned."""
         return None if self.key is not None else self.topic
 
     def fits(self, task: TaskSnapshot) -> bool:

@@ -1,8 +1,7 @@
 """Transactions: prepare, commit, roll back, list and show them, and send check-backs.
 
-A command on a transaction waits, for at most one commit, until its decision is durable, because the
-decision can still be undone. A caller's topic filter hides transactions that have a task of another
-topic.
+A command on a transaction waits while an earlier decision, or a change in the sealed batch, can
+still be undone. A caller's topic filter hides transactions that have a task of another topic.
 
 A producer announces the producer groups for which it answers, and receives check-backs until it
 disconnects. A *member* for a transaction has announced the transaction's group and may produce to
@@ -63,7 +62,7 @@ if TYPE_CHECKING:
     from tickwheel.model.records import NewTask
     from tickwheel.server.shard.callers import Call, Principal, TopicFilter
     from tickwheel.server.shard.new_tasks import NewTasks
-    from tickwheel.server.shard.parts import Listings, Parts
+    from tickwheel.server.shard.parts import Parts, SlowRequests
     from tickwheel.server.shard.views import ValueBytes
 
 PREPARE_OPTIONS = ("from", "claim")
@@ -85,7 +84,7 @@ class Transacting:
     _parts: Parts
     _checkbacks: CheckBacks
     _new_tasks: NewTasks
-    _listings: Listings
+    _listings: SlowRequests
     _value_bytes: ValueBytes
     _check_accepting: Callable[[], None]
     """Raises an error if new tasks are currently refused."""
@@ -116,7 +115,7 @@ class Transacting:
         "enqueue" or "commit". Raise Conflict, Forbidden, TransactionCommitted,
         TransactionRolledBack, or any error of an enqueue."""
         name = checks.name(transaction, "transaction")
-        members = checks.name(group, "group")
+        producer_group = checks.name(group, "group")
         number = checks.integer(part, "part", 1, PART_MAX)
         counted_from = options.get("from", "enqueue")
         if type(counted_from) is not str or counted_from not in COUNTED_FROM:
@@ -128,7 +127,7 @@ class Transacting:
         def act() -> None:
             existing = self._registry.by_name.get(name)
             if existing is not None:
-                self._check_open(existing, members, caller)
+                self._check_open(existing, producer_group, caller)
             else:
                 check_new_name(self._core, TRANSACTION_NAMES, name, claim)
             halves: tuple[Half, ...] = ()
@@ -146,7 +145,7 @@ class Transacting:
                     caller.quota.charge(len(halves), sum(half.size_bytes for half in halves))
             transactions, owner = self._parts.border.act().transactions, caller.principal.name
             transactions.prepare(
-                name, members, number, halves, caller.replies, request, *now, owner
+                name, producer_group, number, halves, caller.replies, request, *now, owner
             )
             self._checkbacks.prepared(self._registry.by_name[name].row, caller)
 
@@ -173,7 +172,7 @@ class Transacting:
             _half(
                 self._new_tasks.check_task(task, f"tasks[{index}]", at_ms),
                 at_ms,
-                counted=from_commit and not _has_moment(task),
+                from_commit=from_commit and not _has_moment(task),
             )
             for index, task in enumerate(checked_tasks)
         ]
@@ -194,7 +193,7 @@ class Transacting:
                 " it without a transaction"
             )
         return tuple(
-            _half(new_task, now_ms, counted=from_commit and not _has_moment(task))
+            _half(new_task, now_ms, from_commit=from_commit and not _has_moment(task))
             for new_task, task in zip(new_tasks, checked_tasks, strict=True)
         )
 
@@ -253,14 +252,14 @@ class Transacting:
                 self._parts.committer.answer(call, (row.decided_ms, ids))
                 return
             self._check_accepting()
-            self._check_topics(row)
+            self._ensure_topics(row)
             transactions = self._parts.border.act().transactions
             transactions.commit(entry, call.replies, call.number, *call.now)
             self._checkbacks.decided(name)
 
         self._when_free(call.caller, name, act, call.refuse)
 
-    def _check_topics(self, row: TransactionRow) -> None:
+    def _ensure_topics(self, row: TransactionRow) -> None:
         """Check the topics of a prepared transaction, and create those that no longer exist."""
         for topic in row.topics:
             check_stays(self._core, topic)
@@ -444,9 +443,9 @@ def _has_moment(task: Any) -> bool:
     return len(task) == 4 and type(task[3]) is dict and task[3].get("due_ms") is not None
 
 
-def _half(new_task: NewTask, now_ms: int, *, counted: bool) -> Half:
+def _half(new_task: NewTask, now_ms: int, *, from_commit: bool) -> Half:
     topic, due_ms, body, options = new_task
-    return Half(topic, due_ms, due_ms - now_ms if counted else None, body, options)
+    return Half(topic, due_ms, due_ms - now_ms if from_commit else None, body, options)
 
 
 def _contents(name: str, halves: Iterable[Half]) -> bytes:
@@ -584,8 +583,8 @@ class CheckBacks:
         return Reach.NOBODY
 
     def flush(self, failed: Callable[[Exception], None]) -> None:
-        """Send the check-backs. Pass the error of one that cannot be written to ``failed``; it is
-        repeated later."""
+        """Send the check-backs. If one cannot be written, pass the error to ``failed``; that
+        check-back is sent again later."""
         waiting, self._waiting = self._waiting, {}
         for (caller, group), rows in waiting.items():
             members = self._members.get(group, {}).get(caller.principal)

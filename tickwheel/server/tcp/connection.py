@@ -108,7 +108,7 @@ class Connection(asyncio.Protocol):
         self._answers: list[Frame] = []
         """Answers of the shard that are not yet written."""
         self._encoded: list[bytes] = []
-        """Unwritten answers that are already encoded, because they may have had to wait."""
+        """Unwritten answers, encoded by ``answer_to`` so that their size counts while they wait."""
         self._decoder = Decoder(min(HELLO_BYTES_MAX, self._operations.frame_bytes_max))
         self._greeted = self._has_waited = False
         self._ending = self._is_ended_here = self._is_silent = False
@@ -193,8 +193,8 @@ class Connection(asyncio.Protocol):
             self._handle_all(frames, now)
 
     def _count_unread(self) -> None:
-        """Count the bytes of unfinished frames. End the connection if all together take too
-        much."""
+        """Count the bytes of unfinished frames. End the connection if those of all connections
+        exceed ``unread_bytes_max``."""
         shared, before = self._shared, self._unread_bytes
         self._unread_bytes = self._decoder.pending_bytes
         shared.unread_bytes += self._unread_bytes - before
@@ -307,8 +307,8 @@ class Connection(asyncio.Protocol):
             self._refuse(_request_of(frame), self._operations.contain(source, error))
 
     def eof_received(self) -> bool:
-        """Keep a connection without TLS open until its last error is written, which can wait for
-        the store while the peer still reads. TLS does not allow this."""
+        """Keep a connection without TLS open until its last error is written: the error can wait
+        for the store, and the peer may still read. TLS does not allow this."""
         transport = self._transport
         is_plain = transport is not None and transport.get_extra_info("sslcontext") is None
         return self._ending and self.open and is_plain
@@ -389,7 +389,9 @@ class Connection(asyncio.Protocol):
         waiting = self._transport.get_write_buffer_size()
         if waiting > self._settings.out_bytes_max:
             limit = self._settings.out_bytes_max
-            self._abort(f"{waiting} bytes wait for the peer; the limit is {limit} (out_bytes_max)")
+            self._abort_as_slow(
+                f"{waiting} bytes wait for the peer; the limit is {limit} (out_bytes_max)"
+            )
 
     def send_goodbye(self, code: str, message: str, successor: str | None = None) -> None:
         """Send GOODBYE. ``successor`` is the address of the shard's next daemon, if it is known."""
@@ -530,7 +532,7 @@ class Connection(asyncio.Protocol):
 
     def _abort_slow_reader(self) -> None:
         timeout_s = self._settings.slow_reader_timeout_s
-        self._abort(f"the peer read too little for {timeout_s} s (slow_reader_timeout_s)")
+        self._abort_as_slow(f"the peer read too little for {timeout_s} s (slow_reader_timeout_s)")
 
     def send_heartbeat(self) -> None:
         self.send(_HEARTBEAT)
@@ -540,11 +542,11 @@ class Connection(asyncio.Protocol):
         error = f"the peer sent nothing for {silent_s:.1f} s (heartbeat_timeout_s)"
         self._abort_with(PeerSilent(error))
 
-    def _abort(self, reason: str) -> None:
+    def _abort_as_slow(self, reason: str) -> None:
         self._abort_with(SlowReader(reason))
 
     def _abort_with(self, error: TickwheelError) -> None:
-        """Abort the connection of a peer that does not read, without sending an error."""
+        """Abort the connection of a slow or silent peer, without sending an error."""
         if self.open:
             self.open = False
             self._operations.mistake(self.caller, error, quiet=False)
@@ -622,7 +624,7 @@ class Heartbeats:
     def sweep(self) -> None:
         mono_ms = self._clock.read().mono_ms
         if mono_ms - self._swept_mono_ms > 2 * self.pause_s * 1000:
-            # The loop was blocked, so frames that have arrived since then may be unread.
+            # The loop was blocked, so frames that arrived meanwhile may be unread.
             self._since_mono_ms = mono_ms
         self._swept_mono_ms = mono_ms
         for peer in list(self._peers):

@@ -386,8 +386,8 @@ def delivery_extras(all_options: Sequence[TaskOptions | None]) -> Sequence[dict[
         columns = columns_of(all_options)
         present = [
             (name, column)
-            for name, place, default in _DELIVERED_OPTIONS
-            if (column := columns[place])[0] != default or column.count(default) != len(column)
+            for name, index, default in _DELIVERED_OPTIONS
+            if (column := columns[index])[0] != default or column.count(default) != len(column)
         ]
         if len(present) == 1:
             ((name, column),) = present

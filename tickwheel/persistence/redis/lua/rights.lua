@@ -15,8 +15,8 @@ local function may(command, ...)
   return reply
 end
 local there = may('exists', SCRATCH)
-if there ~= 0 then return {missing, unknown} end  -- a foreign key, which the opening reports
-local removable = may('del', SCRATCH)  -- the first write: from here on memory is no matter
+if there ~= 0 then return {missing, unknown} end  -- another program's key, which open.lua reports
+local removable = may('del', SCRATCH)  -- the first write: Redis does not refuse later ones
 may('info', 'server')
 local j = 1
 while j <= #ARGV do
@@ -24,6 +24,6 @@ while j <= #ARGV do
   may(ARGV[j], SCRATCH, unpack(ARGV, j + 2, j + 1 + count))
   j = j + 2 + count
 end
--- A trial of this command always writes.
+-- This command cannot be tried without a write.
 if removable and may('rpush', SCRATCH, 'v') then redis.pcall('del', SCRATCH) end
 return {missing, unknown}

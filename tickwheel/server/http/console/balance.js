@@ -27,33 +27,33 @@ export function balance(refresh) {
     onclick: () => act(row).then((done) => done && refresh()).catch(shown),
   }, `${title} …`));
   const nodes = new Table({
-    label: "Nodes that share the shards", key: (one) => one.node,
+    label: "Nodes that share the shards", key: (row) => row.node,
     columns: [
-      { name: "Node", class: "name", cell: (one) => one.node },
-      { name: "State", class: "word", cell: (one) => (one.draining ? state("waiting", "draining") : state("active", "serves")) },
-      { name: "Leads", class: "number", cell: (one) => count(one.shards.length) },
-      { name: "Shards", class: "name", cell: (one) => spans(one.shards) },
-      { name: "Consoles", class: "name", cell: (one) => web(one.http, "/") },
-      { name: "Standby for", class: "name wide", cell: (one) => spans(one.standbys) },
-      { name: "Address", class: "name wide", cell: (one) => one.address },
-      { name: "Version", class: "word wide", cell: (one) => one.version },
-      { name: "Capacity", class: "number wide", cell: (one) => String(one.capacity) },
-      { name: "Since", class: "when wide", cell: (one) => time(one.since_ms) },
-      { name: "Do", class: "acts", cell: (one) => (one.draining ? button(one, one.node, "End draining", undo) : button(one, one.node, "Drain", drain)) },
+      { name: "Node", class: "name", cell: (row) => row.node },
+      { name: "State", class: "word", cell: (row) => (row.draining ? state("waiting", "draining") : state("active", "serves")) },
+      { name: "Leads", class: "number", cell: (row) => count(row.shards.length) },
+      { name: "Shards", class: "name", cell: (row) => spans(row.shards) },
+      { name: "Consoles", class: "name", cell: (row) => web(row.http, "/") },
+      { name: "Standby for", class: "name wide", cell: (row) => spans(row.standbys) },
+      { name: "Address", class: "name wide", cell: (row) => row.address },
+      { name: "Version", class: "word wide", cell: (row) => row.version },
+      { name: "Capacity", class: "number wide", cell: (row) => String(row.capacity) },
+      { name: "Since", class: "when wide", cell: (row) => time(row.since_ms) },
+      { name: "Do", class: "acts", cell: (row) => (row.draining ? button(row, row.node, "End draining", undo) : button(row, row.node, "Drain", drain)) },
     ],
   });
   const shards = new Table({
-    label: "Shards", key: (one) => String(one.shard),
+    label: "Shards", key: (row) => String(row.shard),
     columns: [
-      { name: "Shard", class: "number", cell: (one) => String(one.shard) },
-      { name: "Node", class: "name", cell: (one) => one.node ?? h("b", { class: "bad" }, "none") },
-      { name: "Planned node", class: "name", cell: (one) => named(h("span", null, one.wanted ?? "–"), one.placed === null ? null : h("span", { class: "tag", title: `An operator placed it on ${one.placed}` }, "placed")) },
-      { name: "Waits for", class: "body", cell: (one) => (one.waits ? h("span", { title: one.waits }, one.waits) : dash()) },
-      { name: "Console", class: "name", cell: (one) => (one.shard === here.shard && one.http === here.http ? "this one" : web(one.http, "/console/#/nodes")) },
-      { name: "Address", class: "name wide", cell: (one) => one.address ?? "–" },
-      { name: "Epoch", class: "number wide", cell: (one) => (one.epoch ? count(one.epoch) : "–") },
-      { name: "Since", class: "when wide", cell: (one) => (one.since_ms === null ? dash() : time(one.since_ms)) },
-      { name: "Do", class: "acts", cell: (one) => button(one, `shard ${one.shard}`, "Move", move) },
+      { name: "Shard", class: "number", cell: (row) => String(row.shard) },
+      { name: "Node", class: "name", cell: (row) => row.node ?? h("b", { class: "bad" }, "none") },
+      { name: "Planned node", class: "name", cell: (row) => named(h("span", null, row.wanted ?? "–"), row.placed === null ? null : h("span", { class: "tag", title: `An operator placed it on ${row.placed}` }, "placed")) },
+      { name: "Why it waits", class: "body", cell: (row) => (row.waits ? h("span", { title: row.waits }, row.waits) : dash()) },
+      { name: "Console", class: "name", cell: (row) => (row.shard === here.shard && row.http === here.http ? "this one" : web(row.http, "/console/#/nodes")) },
+      { name: "Address", class: "name wide", cell: (row) => row.address ?? "–" },
+      { name: "Epoch", class: "number wide", cell: (row) => (row.epoch ? count(row.epoch) : "–") },
+      { name: "Since", class: "when wide", cell: (row) => (row.since_ms === null ? dash() : time(row.since_ms)) },
+      { name: "Do", class: "acts", cell: (row) => button(row, `shard ${row.shard}`, "Move", move) },
     ],
   });
   nodes.element.classList.add("short");
@@ -64,44 +64,44 @@ export function balance(refresh) {
     return h("p", null, `This console belongs to shard ${here.shard} on this node, and ends when the shard moves. Continue at the console of another shard.`);
   }
 
-  async function move(one) {
-    const others = seen.nodes.filter(({ node }) => node !== one.node), same = seen.nodes.filter(({ node }) => node === one.node);
-    const words = ({ node, draining, shards: led }) => [node, `${node} (${node === one.node ? "current node" : draining ? "draining" : `leads ${count(led.length)}`})`];
-    const where = choice([...[...others, ...same].map(words), ["", "any node: remove the placement"]], one.placed ?? others[0]?.node ?? "");
+  async function move(row) {
+    const others = seen.nodes.filter(({ node }) => node !== row.node), same = seen.nodes.filter(({ node }) => node === row.node);
+    const words = ({ node, draining, shards: led }) => [node, `${node} (${node === row.node ? "current node" : draining ? "draining" : `leads ${count(led.length)}`})`];
+    const where = choice([...[...others, ...same].map(words), ["", "any node: remove the placement"]], row.placed ?? others[0]?.node ?? "");
     const node = await ask({
-      title: `Move shard ${one.shard}?`, confirm: "Move", fields: [field("To", where)],
+      title: `Move shard ${row.shard}?`, confirm: "Move", fields: [field("To", where)],
       text: [
-        one.node === null ? "It has no leader at the moment." : `It is on ${one.node}. A daemon starts on the other node as a standby; then the current leader hands over. The shard has no leader for about 0.1 s; nothing is lost.`,
-        "It stays on the chosen node until it is moved again or its placement is removed. If the node then has more than its share, it hands over other shards.", leaves([one.shard]),
+        row.node === null ? "It has no leader at the moment." : `It is on ${row.node}. A daemon starts on the other node as a standby; then the current leader hands over. The shard has no leader for about 0.1 s; nothing is lost.`,
+        "It stays on the chosen node until it is moved again or its placement is removed. If the node then has more than its share, it hands over other shards.", leaves([row.shard]),
       ],
       read: () => ({ name: where.value || null }),
-      act: ({ name }) => post("/v1/shard-moves", { shard: one.shard, node: name }),
+      act: ({ name }) => post("/v1/shard-moves", { shard: row.shard, node: name }),
     });
     if (node === null) return false;
-    toast(`Shard ${one.shard} ${node.name === null ? "can be on any node" : `is moving to ${node.name}`}`);
+    toast(`Shard ${row.shard} ${node.name === null ? "can be on any node" : `is moving to ${node.name}`}`);
     return true;
   }
 
-  async function drain(one) {
-    const isLast = seen.nodes.every(({ node, draining }) => node === one.node || draining);
+  async function drain(row) {
+    const isLast = seen.nodes.every(({ node, draining }) => node === row.node || draining);
     const sure = await ask({
-      title: `Drain node ${one.node}?`, confirm: "Drain",
+      title: `Drain node ${row.node}?`, confirm: "Drain",
       text: [
-        isLast ? "No other node takes shards. If all nodes are drained, all can have shards, so this node keeps its own." : `It hands its ${many(one.shards.length, "shard")} over to the other nodes, one after the other, and gets none until its draining is ended, even after a restart.`,
-        isLast ? null : leaves(one.shards),
+        isLast ? "No other node takes shards. If all nodes are drained, all can have shards, so this node keeps its own." : `It hands its ${many(row.shards.length, "shard")} over to the other nodes, one after the other, and gets none until its draining is ended, even after a restart.`,
+        isLast ? null : leaves(row.shards),
       ],
-      act: () => post(`/v1/nodes/${part(one.node)}/drain`, { draining: true }),
+      act: () => post(`/v1/nodes/${part(row.node)}/drain`, { draining: true }),
     });
-    if (sure) toast(`${one.node} hands its shards over`);
+    if (sure) toast(`${row.node} hands its shards over`);
     return sure;
   }
 
-  async function undo(one) {
+  async function undo(row) {
     const sure = await ask({
-      title: `End the draining of node ${one.node}?`, confirm: "End draining", text: ["It gets its share of the shards back, at most two at a time from each other node."],
-      act: () => post(`/v1/nodes/${part(one.node)}/drain`, { draining: false }),
+      title: `End the draining of node ${row.node}?`, confirm: "End draining", text: ["It gets its share of the shards back, at most two at a time from each other node."],
+      act: () => post(`/v1/nodes/${part(row.node)}/drain`, { draining: false }),
     });
-    if (sure) toast(`${one.node} gets shards again`);
+    if (sure) toast(`${row.node} gets shards again`);
     return sure;
   }
 

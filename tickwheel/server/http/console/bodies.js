@@ -4,7 +4,7 @@ const UNPACKED_BYTES_MAX = 1 << 20;
 const STEPS_MAX = 2;
 const STEPS = ["zlib", "zstd", "aesgcm"];
 
-const steps = (encoding) => (encoding ? encoding.split(",").map((one) => one.split(";")) : []);
+const steps = (encoding) => (encoding ? encoding.split(",").map((step) => step.split(";")) : []);
 
 // Returns the format of the decoded body, or undefined for plain bytes.
 export function content(encoding) {
@@ -15,7 +15,7 @@ export function content(encoding) {
 // Describes the last encoding step of bytes.
 export function packed(encoding) {
   const last = steps(encoding).at(-1);
-  if (last?.[0] === "aesgcm") return `encrypted with key ${last.find((one) => one.startsWith("key="))?.slice(4) ?? ""}`;
+  if (last?.[0] === "aesgcm") return `encrypted with key ${last.find((part) => part.startsWith("key="))?.slice(4) ?? ""}`;
   return last && STEPS.includes(last[0]) ? `compressed by ${last[0]}` : "bytes";
 }
 
@@ -31,7 +31,7 @@ export async function unpack(data, encoding) {
       return { data, note: `compressed by zlib, ${error instanceof RangeError ? error.message : "and damaged"}` };
     }
     left.pop();
-    encoding = left.map((one) => one.join(";")).join(",");
+    encoding = left.map((step) => step.join(";")).join(",");
   }
   return { data, note: null };
 }

@@ -12,16 +12,16 @@ const words = (text) => text.replaceAll("_", " ");
 export async function open(main, query, signal) {
   const wanted = query.get("id"), detail = h("div");
   const list = new List(main, query, {
-    view: "bulk", title: "Bulk operations", nouns: ["bulk operation", "bulk operations"], right: "operate", topicsOf: (one) => [one.topic], key: (one) => one.id,
+    view: "bulk", title: "Bulk operations", nouns: ["bulk operation", "bulk operations"], right: "operate", topicsOf: (operation) => [operation.topic], key: (operation) => operation.id,
     fields: [["topic", "Topic", searchBox("topic")], ["state", "State", choice(STATES, "")]],
     columns: [
-      { name: "Id", class: "name", cell: (one) => link(list.address({ ...list.asked, id: one.id }), one.id) },
-      { name: "What", class: "word", cell: (one) => words(one.kind) },
-      { name: "Topic", class: "name wide", cell: (one) => link(`#/groups?topic=${part(one.topic)}`, one.topic) },
-      { name: "State", class: "word", cell: (one) => state(one.state) },
-      { name: "Done", class: "number", cell: (one) => `${count(one.changed)} of ${count(one.matched)}` },
-      { name: "Begun", class: "when", cell: (one) => time(one.made_ms) },
-      { name: "By", class: "name wide", cell: (one) => one.by || "–" },
+      { name: "Id", class: "name", cell: (operation) => link(list.address({ ...list.asked, id: operation.id }), operation.id) },
+      { name: "What", class: "word", cell: (operation) => words(operation.kind) },
+      { name: "Topic", class: "name wide", cell: (operation) => link(`#/groups?topic=${part(operation.topic)}`, operation.topic) },
+      { name: "State", class: "word", cell: (operation) => state(operation.state) },
+      { name: "Done", class: "number", cell: (operation) => `${count(operation.changed)} of ${count(operation.matched)}` },
+      { name: "Begun", class: "when", cell: (operation) => time(operation.made_ms) },
+      { name: "By", class: "name wide", cell: (operation) => operation.by || "–" },
     ],
     page: async (asked, after, limit) => {
       const { bulk, next } = await get("/v1/bulk", { ...asked, after, limit }, signal);
@@ -40,26 +40,26 @@ export async function open(main, query, signal) {
 }
 
 async function showOne(id, box, signal, onDone) {
-  const [one, why] = await lookUp(`/v1/bulk/${part(id)}`, {}, signal);
-  if (one === null) return fill(box, h("p", { class: "problem" }, why));
+  const [operation, why] = await lookUp(`/v1/bulk/${part(id)}`, {}, signal);
+  if (operation === null) return fill(box, h("p", { class: "problem" }, why));
   const pairs = (fields) => Object.entries(fields).map(([name, value]) => [words(name), name.endsWith("_ms") && name.startsWith("due") ? time(value) : h("span", { class: "mono" }, String(value))]);
-  const isRunning = one.state === "running", can = may("operate", one.topic);
-  fill(box, section(`Bulk operation ${one.id}`, facts([
-    ["What", words(one.kind)], ["Topic", link(`#/groups?topic=${part(one.topic)}`, one.topic)], ["State", state(one.state)],
-    ...pairs(one.selection), ...pairs(one.arguments),
-    ["Rate limit", one.rate === null ? "unlimited" : rate(one.rate)],
-    ["Looked at", count(one.looked_at)], ["Matched", count(one.matched)], ["Done", h("b", null, count(one.changed))],
-    ...Object.entries(one.refused).map(([why, many]) => [`Not done: ${words(why)}`, count(many)]),
-    ["Begun", time(one.made_ms)], one.ended_ms === null ? null : ["Ended", time(one.ended_ms)], ["By", one.by || "–"],
-  ]), one.note ? h("p", { class: "problem" }, one.note) : null,
+  const isRunning = operation.state === "running", can = may("operate", operation.topic);
+  fill(box, section(`Bulk operation ${operation.id}`, facts([
+    ["What", words(operation.kind)], ["Topic", link(`#/groups?topic=${part(operation.topic)}`, operation.topic)], ["State", state(operation.state)],
+    ...pairs(operation.selection), ...pairs(operation.arguments),
+    ["Rate limit", operation.rate === null ? "unlimited" : rate(operation.rate)],
+    ["Looked at", count(operation.looked_at)], ["Matched", count(operation.matched)], ["Done", h("b", null, count(operation.changed))],
+    ...Object.entries(operation.refused).map(([why, many]) => [`Not done: ${words(why)}`, count(many)]),
+    ["Begun", time(operation.made_ms)], operation.ended_ms === null ? null : ["Ended", time(operation.ended_ms)], ["By", operation.by || "–"],
+  ]), operation.note ? h("p", { class: "problem" }, operation.note) : null,
   isRunning ? h("div", { class: "row-acts" }, h("button", { type: "button", class: "danger", disabled: !can, title: can ? null : "Requires the right operate for its topic", onclick: () =>
-    stop([one], `bulk operation ${one.id}`).then((done) => done && onDone()).catch(shown) }, "Stop …")) : null));
+    stop([operation], `bulk operation ${operation.id}`).then((done) => done && onDone()).catch(shown) }, "Stop …")) : null));
 }
 
 async function stop(rows, many) {
   const sure = await ask({ title: `Stop ${many}?`, confirm: "Stop", danger: true, text: ["No further tasks are changed. Earlier changes remain."] });
   if (!sure) return false;
-  for (const one of rows) await request("DELETE", `/v1/bulk/${part(one.id)}`);
+  for (const operation of rows) await request("DELETE", `/v1/bulk/${part(operation.id)}`);
   toast(rows.length === 1 ? `${rows[0].id} is stopped` : `${count(rows.length)} are stopped`);
   return true;
 }
@@ -118,7 +118,7 @@ export function paceField(pace) {
 }
 
 export const newBulkId = (kind) => `${kind}-${randomHex(6)}`;
-const randomHex = (size) => [...crypto.getRandomValues(new Uint8Array(size))].map((one) => one.toString(16).padStart(2, "0")).join("");
+const randomHex = (size) => [...crypto.getRandomValues(new Uint8Array(size))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
 // Texts and names in the language of filters.
 const quoted = (text) => `'${text.replaceAll("'", "''")}'`;

@@ -16,22 +16,22 @@ export async function open(main, query, signal) {
   const reasons = h("div", { class: "chips", role: "group", "aria-label": "Reasons" });
   const verbs = Object.keys(WORDS).map((verb, at) => ({ verb, ...WORDS[verb], work: onDead[at].work }));
   const list = new List(main, query, {
-    view: "dead", title: "Dead letters", nouns: ["dead letter", "dead letters"], right: "operate", topicsOf: (one) => [one.topic], key: (one) => `${one.id} ${one.group}`,
+    view: "dead", title: "Dead letters", nouns: ["dead letter", "dead letters"], right: "operate", topicsOf: (letter) => [letter.topic], key: (letter) => `${letter.id} ${letter.group}`,
     fields: [["topic", "Topic", searchBox("topic")], ["group", "Group", searchBox("group")], ["reason", "Reason", searchBox("part of the reason")]],
     columns: [
-      { name: "Task", class: "name mono", cell: (one) => link(`#/task/${one.id}`, one.id) },
-      { name: "Reason", class: "body", cell: (one) => h("span", { title: one.reason }, one.reason) },
-      { name: "Topic", class: "name wide", cell: (one) => link(`#/dead?topic=${part(one.topic)}`, one.topic) },
-      { name: "Group", class: "name", cell: (one) => link(`#/dead?topic=${part(one.topic)}&group=${part(one.group)}`, one.group) },
-      { name: "Attempts", class: "number wide", cell: (one) => count(one.attempt) },
-      { name: "Given up", class: "when", cell: (one) => time(one.died_ms) },
+      { name: "Task", class: "name mono", cell: (letter) => link(`#/task/${letter.id}`, letter.id) },
+      { name: "Reason", class: "body", cell: (letter) => h("span", { title: letter.reason }, letter.reason) },
+      { name: "Topic", class: "name wide", cell: (letter) => link(`#/dead?topic=${part(letter.topic)}`, letter.topic) },
+      { name: "Group", class: "name", cell: (letter) => link(`#/dead?topic=${part(letter.topic)}&group=${part(letter.group)}`, letter.group) },
+      { name: "Attempts", class: "number wide", cell: (letter) => count(letter.attempt) },
+      { name: "Given up", class: "when", cell: (letter) => time(letter.died_ms) },
     ],
     page: async (asked, after, limit) => {
       const { dead, next } = await get("/v1/dead-letters", { ...asked, after, limit }, signal);
       return { rows: dead, next };
     },
-    acts: verbs.map((one) => ({ title: `${one.title} …`, danger: one.danger, work: one.work })),
-    allActs: verbs.map((one) => ({ title: `${one.title} all matching …`, danger: one.danger, why: () => (list.asked.topic ? whyNot(list.asked.topic) : may("operate") ? null : "Requires the right operate"), work: () => all(one, list) })),
+    acts: verbs.map((action) => ({ title: `${action.title} …`, danger: action.danger, work: action.work })),
+    allActs: verbs.map((action) => ({ title: `${action.title} all matching …`, danger: action.danger, why: () => (list.asked.topic ? whyNot(list.asked.topic) : may("operate") ? null : "Requires the right operate"), work: () => all(action, list) })),
     between: reasons,
     none: () => (list.isFiltered ? empty("No matching dead letters", link("#/dead", "All dead letters"))
       : empty("No dead letters", h("p", null, "Tasks that have used up their retries or were rejected appear here."))),
@@ -42,7 +42,7 @@ export async function open(main, query, signal) {
 
 function chips(list) {
   const byReason = new Map();
-  for (const one of list.rows) byReason.set(one.reason, (byReason.get(one.reason) ?? 0) + 1);
+  for (const letter of list.rows) byReason.set(letter.reason, (byReason.get(letter.reason) ?? 0) + 1);
   const most = [...byReason].sort((a, b) => b[1] - a[1]).slice(0, REASONS_MAX);
   return most.map(([reason, many]) => h("a", { class: "chip", href: list.address({ ...list.asked, reason }), "aria-current": list.asked.reason === reason ? "true" : null },
     h("span", null, reason || "(no reason)"), " ", h("b", { class: "tabular" }, `${count(many)}${list.isAll ? "" : "+"}`)));
@@ -51,7 +51,7 @@ function chips(list) {
 // --- requeue and delete --------------------------------------------------------------------------
 
 // Actions on single dead letters, for their list and for the pages of their tasks.
-export const onDead = Object.entries(WORDS).map(([verb, one]) => ({ ...one, work: (rows, text) => some({ verb, ...one }, rows, text) }));
+export const onDead = Object.entries(WORDS).map(([verb, action]) => ({ ...action, work: (rows, text) => some({ verb, ...action }, rows, text) }));
 
 async function some({ verb, title, text, danger }, rows, many) {
   const pace = choice(RATES, "0");
@@ -63,10 +63,10 @@ async function some({ verb, title, text, danger }, rows, many) {
 }
 
 // For one topic, this is a bulk operation of the daemon; for all topics, the page does it.
-async function all(one, list) {
+async function all(action, list) {
   const { topic, ...asked } = list.asked, selection = Object.fromEntries(Object.entries(asked).filter(([, value]) => value));
-  if (!topic) return allByPage(one, list);
-  const { verb, title, text, danger } = one;
+  if (!topic) return allByPage(action, list);
+  const { verb, title, text, danger } = action;
   return begin({ kind: verb, verb: title, nouns: ["dead letter", "dead letters"], text, danger, topic, selection, pace: verb === "requeue" ? "1000" : "0", typed: danger ? "delete" : null });
 }
 
@@ -102,7 +102,7 @@ async function run(verb, title, total, perSecond, take) {
     const items = await take(most);
     if (!items.length) return false;
     const { results } = await post(`/v1/dead-letters/${verb}`, { items });
-    for (const one of results) words.set(one.result, (words.get(one.result) ?? 0) + 1);
+    for (const outcome of results) words.set(outcome.result, (words.get(outcome.result) ?? 0) + 1);
     report(items.length);
     const took = performance.now() - began;
     if (perSecond) await sleep(Math.max(0, (1000 * items.length) / perSecond - took));

@@ -152,11 +152,11 @@ export function choice(options, value, onchange) {
 
 export function toast(text, kind = "note") {
   const box = document.getElementById("toasts");
-  const one = h("div", { class: `toast toast-${kind}` }, h("span", null, text),
-    h("button", { type: "button", class: "quiet", "aria-label": "Dismiss", onclick: () => one.remove() }, "×"));
-  box.append(one);
+  const message = h("div", { class: `toast toast-${kind}` }, h("span", null, text),
+    h("button", { type: "button", class: "quiet", "aria-label": "Dismiss", onclick: () => message.remove() }, "×"));
+  box.append(message);
   while (box.children.length > 4) box.firstChild.remove();
-  setTimeout(() => one.remove(), kind === "error" ? 12_000 : 5_000);
+  setTimeout(() => message.remove(), kind === "error" ? 12_000 : 5_000);
 }
 
 // Shows the error of an action, unless it was aborted because another view was opened.
@@ -214,8 +214,8 @@ export function ask({ title, text, fields = [], confirm, danger = false, typed =
 // Returns the focus to the control that opened a dialog, or to its replacement if it was redrawn.
 function giveBack(opener) {
   if (opener.isConnected) return;
-  const signs = (one) => JSON.stringify([one.tagName, one.textContent, one.ariaLabel, one.closest("tr")?.dataset.key]);
-  focusable(document.body).find((one) => signs(one) === signs(opener))?.focus({ preventScroll: true });
+  const signs = (control) => JSON.stringify([control.tagName, control.textContent, control.ariaLabel, control.closest("tr")?.dataset.key]);
+  focusable(document.body).find((control) => signs(control) === signs(opener))?.focus({ preventScroll: true });
 }
 
 // Shows a message whose further lines have a text with a caret below it.

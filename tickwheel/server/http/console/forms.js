@@ -21,7 +21,7 @@ const spanOrNull = (box, name) => (orNull(box) === null ? null : spanOf(box.valu
 // 600000 → "10m", the inverse of spanOf.
 export function spanText(ms) {
   if (ms === null || ms === undefined) return "";
-  const [unit, length] = Object.entries(UNITS).find(([, one]) => ms % one === 0 && ms >= one) ?? ["ms", 1];
+  const [unit, length] = Object.entries(UNITS).find(([, unitMs]) => ms % unitMs === 0 && ms >= unitMs) ?? ["ms", 1];
   return `${ms / length}${unit}`;
 }
 
@@ -113,7 +113,7 @@ function propertiesText(properties = {}) {
 const isInexact = (value) => typeof value === "number" && Number.isInteger(value) && !Number.isSafeInteger(value);
 
 function propertiesOf(text) {
-  const properties = text.trim().startsWith("{") ? jsonProperties(text) : Object.fromEntries(text.split("\n").filter((one) => one.trim()).map(property));
+  const properties = text.trim().startsWith("{") ? jsonProperties(text) : Object.fromEntries(text.split("\n").filter((entry) => entry.trim()).map(property));
   const wrong = Object.entries(properties).find(([, value]) => isInexact(value));
   if (wrong) throw new Error(`Properties: ${wrong[0]} is a number with more digits than a browser keeps; write it as text`);
   return Object.keys(properties).length ? properties : null;

@@ -28,25 +28,25 @@ export async function open(main, query, signal) {
   sorting.setAttribute("aria-label", "Order");
   const dim = (value) => h("span", { class: "dim" }, value);
   const table = new Table({
-    label: "Groups", key: (one) => `${one.topic} ${one.group}`,
+    label: "Groups", key: (row) => `${row.topic} ${row.group}`,
     columns: [
-      { name: "Group", class: "name", cell: (one) => named(link(`#/groups?topic=${part(one.topic)}&group=${part(one.group)}`, one.group), topic === null ? h("span", { class: "narrow dim" }, one.topic) : null, one.paused ? h("span", { class: "tag" }, "paused") : null, one.topicPaused && wanted === null && topic === null ? h("span", { class: "tag" }, "topic paused") : null, isFiltered(one) ? h("span", { class: "tag wide", title: filterText(one) }, "filter") : null) },
-      { name: "Topic", class: "name wide", cell: (one) => link(`#/groups?topic=${part(one.topic)}`, one.topic) },
-      { name: "Ready", class: "number", cell: (one) => (one.ready ? link(`#/tasks?topic=${part(one.topic)}&state=ready`, count(one.ready)) : dim("0")) },
-      { name: "In flight", class: "number", cell: (one) => (one.in_flight ? link(`#/tasks?topic=${part(one.topic)}&state=in_flight`, count(one.in_flight)) : dim("0")) },
-      { name: "Waiting", class: "number", cell: (one) => (one.waiting ? link(`#/tasks?topic=${part(one.topic)}&state=waiting`, count(one.waiting)) : dim("0")) },
-      { name: "Dead", class: "number", cell: (one) => (one.dead ? link(`#/dead?topic=${part(one.topic)}&group=${part(one.group)}`, count(one.dead)) : dim("0")) },
-      { name: "Subscribers", class: "number wide", cell: (one) => (one.subscribers ? count(one.subscribers) : h("span", { class: one.ready ? "bad" : "dim" }, "0")) },
-      { name: "Oldest ready", class: "number", cell: (one) => (one.oldest_ready_ms ? duration(one.oldest_ready_ms) : "–") },
-      { name: "Delivered/s", class: "number wide", cell: (one) => rate(one.per_s) },
-      { name: "At most/s", class: "number wide", cell: (one) => (one.rate === null ? "–" : rate(one.rate)) },
-      { name: "Do", class: "acts", cell: (one) => actions(one) },
+      { name: "Group", class: "name", cell: (row) => named(link(`#/groups?topic=${part(row.topic)}&group=${part(row.group)}`, row.group), topic === null ? h("span", { class: "narrow dim" }, row.topic) : null, row.paused ? h("span", { class: "tag" }, "paused") : null, row.topicPaused && wanted === null && topic === null ? h("span", { class: "tag" }, "topic paused") : null, isFiltered(row) ? h("span", { class: "tag wide", title: filterText(row) }, "filter") : null) },
+      { name: "Topic", class: "name wide", cell: (row) => link(`#/groups?topic=${part(row.topic)}`, row.topic) },
+      { name: "Ready", class: "number", cell: (row) => (row.ready ? link(`#/tasks?topic=${part(row.topic)}&state=ready`, count(row.ready)) : dim("0")) },
+      { name: "In flight", class: "number", cell: (row) => (row.in_flight ? link(`#/tasks?topic=${part(row.topic)}&state=in_flight`, count(row.in_flight)) : dim("0")) },
+      { name: "Waiting", class: "number", cell: (row) => (row.waiting ? link(`#/tasks?topic=${part(row.topic)}&state=waiting`, count(row.waiting)) : dim("0")) },
+      { name: "Dead", class: "number", cell: (row) => (row.dead ? link(`#/dead?topic=${part(row.topic)}&group=${part(row.group)}`, count(row.dead)) : dim("0")) },
+      { name: "Subscribers", class: "number wide", cell: (row) => (row.subscribers ? count(row.subscribers) : h("span", { class: row.ready ? "bad" : "dim" }, "0")) },
+      { name: "Oldest ready", class: "number", cell: (row) => (row.oldest_ready_ms ? duration(row.oldest_ready_ms) : "–") },
+      { name: "Delivered/s", class: "number wide", cell: (row) => rate(row.per_s) },
+      { name: "At most/s", class: "number wide", cell: (row) => (row.rate === null ? "–" : rate(row.rate)) },
+      { name: "Do", class: "acts", cell: (row) => actions(row) },
     ],
   });
 
   async function refresh() {
     const topics = topic === null ? (await allTopics(signal)).topics : [await get(`/v1/topics/${part(topic)}`, {}, signal)];
-    all = topics.flatMap((one) => Object.entries(one.groups).map(([group, counts]) => ({ topic: one.topic, topicPaused: one.paused, group, ...counts })));
+    all = topics.flatMap((row) => Object.entries(row.groups).map(([group, counts]) => ({ topic: row.topic, topicPaused: row.paused, group, ...counts })));
     rates.read(all, table.key);
     draw();
     if (topic !== null) await showDetail(topics[0]);
@@ -54,7 +54,7 @@ export async function open(main, query, signal) {
 
   function draw() {
     const text = words.value.toLowerCase();
-    const rows = all.filter((one) => (wanted === null || one.group === wanted) && (one.group.toLowerCase().includes(text) || one.topic.toLowerCase().includes(text)));
+    const rows = all.filter((row) => (wanted === null || row.group === wanted) && (row.group.toLowerCase().includes(text) || row.topic.toLowerCase().includes(text)));
     table.set(rows.sort(COMPARE[sort]));
     said.textContent = `${count(rows.length)} of ${many(all.length, "group")}`;
     none.hidden = all.length > 0;
@@ -62,32 +62,32 @@ export async function open(main, query, signal) {
   }
 
   async function showDetail(whole) {
-    const one = wanted === null ? null : all.find((group) => group.group === wanted);
-    if (lag) lag.element.hidden = !one;
-    if (wanted !== null && !one) { fill(known, h("p", { class: "problem" }, `Topic ${topic} has no group ${wanted}.`)); return; }
-    showPauses(whole, one);
-    const of = one ?? whole;
+    const row = wanted === null ? null : all.find((group) => group.group === wanted);
+    if (lag) lag.element.hidden = !row;
+    if (wanted !== null && !row) { fill(known, h("p", { class: "problem" }, `Topic ${topic} has no group ${wanted}.`)); return; }
+    showPauses(whole, row);
+    const of = row ?? whole;
     const tasks = (state, value) => link(`#/tasks?topic=${part(topic)}&state=${state}`, count(value));
-    fill(known, section(one ? `Group ${wanted} of ${topic}` : `Topic ${topic}`, facts([
-      one ? null : ["Scheduled", tasks("scheduled", whole.scheduled)],
+    fill(known, section(row ? `Group ${wanted} of ${topic}` : `Topic ${topic}`, facts([
+      row ? null : ["Scheduled", tasks("scheduled", whole.scheduled)],
       ["Ready", tasks("ready", of.ready)], ["In flight", tasks("in_flight", of.in_flight)], ["Waiting", tasks("waiting", of.waiting)],
-      ["Dead", link(`#/dead?topic=${part(topic)}${one ? `&group=${part(wanted)}` : ""}`, count(of.dead))],
-      ["Delivered", count(of.delivered)], ["Acked", count(of.acked)], one ? ["Nacked", count(one.nacked)] : ["Enqueued", count(whole.enqueued)],
-      one ? ["Subscribers", link(`#/consumers?topic=${part(topic)}&group=${part(wanted)}`, count(one.subscribers))] : ["Broadcast subscribers", count(whole.broadcasters)],
+      ["Dead", link(`#/dead?topic=${part(topic)}${row ? `&group=${part(wanted)}` : ""}`, count(of.dead))],
+      ["Delivered", count(of.delivered)], ["Acked", count(of.acked)], row ? ["Nacked", count(row.nacked)] : ["Enqueued", count(whole.enqueued)],
+      row ? ["Subscribers", link(`#/consumers?topic=${part(topic)}&group=${part(wanted)}`, count(row.subscribers))] : ["Broadcast subscribers", count(whole.broadcasters)],
       ["Rate limit", of.rate === null ? "unlimited" : `${rate(of.rate)}${of.burst ? `, ${count(of.burst)} at once` : ""}`],
       ["Retry policy", policyWords(of.retry)],
-      one ? ["Owed since", one.since_ms ? new Date(one.since_ms).toISOString().slice(0, 19).replace("T", " ") + " UTC" : "the first task"] : null,
-      one?.replay ? ["Replay", `${count(one.replay.looked_at)} looked at, ${count(one.replay.given)} owed`] : null,
+      row ? ["Owed since", row.since_ms ? new Date(row.since_ms).toISOString().slice(0, 19).replace("T", " ") + " UTC" : "the first task"] : null,
+      row?.replay ? ["Replay", `${count(row.replay.looked_at)} looked at, ${count(row.replay.given)} owed`] : null,
       ["Oldest ready", of.oldest_ready_ms ? duration(of.oldest_ready_ms) : "–"],
-      one ? ["Excluded by its filter", count(one.filtered)] : null, one ? orderOf(one) : null, one ? sharesOf(one) : null,
-    ]), one ? h("p", { class: "filter" }, "Filter: ", isFiltered(one) ? h("code", null, filterText(one)) : h("span", { class: "dim" }, "none, it gets every task")) : null));
-    if (one) await Promise.all([lag.refresh(), lines.refresh(one)]);
+      row ? ["Excluded by its filter", count(row.filtered)] : null, row ? orderOf(row) : null, row ? sharesOf(row) : null,
+    ]), row ? h("p", { class: "filter" }, "Filter: ", isFiltered(row) ? h("code", null, filterText(row)) : h("span", { class: "dim" }, "none, it gets every task")) : null));
+    if (row) await Promise.all([lag.refresh(), lines.refresh(row)]);
   }
 
   // Shows pauses of this group or its topic, with buttons that end them.
   let stopped = null;
-  function showPauses(whole, one) {
-    const now = JSON.stringify([whole.paused, Boolean(one?.paused)]);
+  function showPauses(whole, row) {
+    const now = JSON.stringify([whole.paused, Boolean(row?.paused)]);
     if (now === stopped) return;
     stopped = now;
     const can = may("operate", topic), why = can ? null : "Requires the right operate for this topic";
@@ -99,29 +99,29 @@ export async function open(main, query, signal) {
     const path = `/v1/topics/${part(topic)}`;
     fill(pauses,
       whole.paused ? line(`topic ${topic}`, `Topic ${topic} is paused: its groups get no tasks.`, path) : null,
-      one?.paused ? line(`group ${wanted}`, `Group ${wanted} is paused: it gets no tasks.`, `${path}/groups/${part(wanted)}`) : null);
+      row?.paused ? line(`group ${wanted}`, `Group ${wanted} is paused: it gets no tasks.`, `${path}/groups/${part(wanted)}`) : null);
   }
 
-  function actions(one) {
-    const can = may("operate", one.topic), why = can ? null : "Requires the right operate for this topic";
-    const path = `/v1/topics/${part(one.topic)}/groups/${part(one.group)}`;
+  function actions(row) {
+    const can = may("operate", row.topic), why = can ? null : "Requires the right operate for this topic";
+    const path = `/v1/topics/${part(row.topic)}/groups/${part(row.group)}`;
     return h("span", { class: "row-acts" },
       h("button", { type: "button", disabled: !can, title: why, data: { part: "pause" }, onclick: async () => {
-        await request("PATCH", path, { body: { paused: !one.paused } }).then(() => toast(`${one.group} ${one.paused ? "is resumed" : "is paused"}`), shown);
+        await request("PATCH", path, { body: { paused: !row.paused } }).then(() => toast(`${row.group} ${row.paused ? "is resumed" : "is paused"}`), shown);
         await refresh().catch(shown);
-      } }, one.paused ? "Resume" : "Pause"),
-      h("button", { type: "button", disabled: !can, title: why, data: { part: "set" }, onclick: () => configure(one.topic, one.group, one).then(refresh).catch(shown) }, "Set …"),
-      h("button", { type: "button", class: "danger", disabled: !can, title: why, data: { part: "delete" }, onclick: () => remove(one, path).then(refresh).catch(shown) }, "Delete …"));
+      } }, row.paused ? "Resume" : "Pause"),
+      h("button", { type: "button", disabled: !can, title: why, data: { part: "set" }, onclick: () => configure(row.topic, row.group, row).then(refresh).catch(shown) }, "Set …"),
+      h("button", { type: "button", class: "danger", disabled: !can, title: why, data: { part: "delete" }, onclick: () => remove(row, path).then(refresh).catch(shown) }, "Delete …"));
   }
 
-  async function remove(one, path) {
-    const held = one.ready + one.in_flight + one.waiting + one.dead;
+  async function remove(row, path) {
+    const held = row.ready + row.in_flight + row.waiting + row.dead;
     const sure = await ask({
-      title: `Delete group ${one.group} of ${one.topic}?`, confirm: "Delete", danger: true, typed: held ? one.group : null,
-      text: [`${one.subscribers ? `Its ${one.subscribers === 1 ? "subscriber is" : `${count(one.subscribers)} subscribers are`} disconnected. ` : ""}Its unfinished tasks are dropped: ${count(one.ready)} ready, ${count(one.in_flight)} in flight, ${count(one.waiting)} waiting for a retry, ${count(one.dead)} dead. Other groups keep their tasks.`],
+      title: `Delete group ${row.group} of ${row.topic}?`, confirm: "Delete", danger: true, typed: held ? row.group : null,
+      text: [`${row.subscribers ? `Its ${row.subscribers === 1 ? "subscriber is" : `${count(row.subscribers)} subscribers are`} disconnected. ` : ""}Its unfinished tasks are dropped: ${count(row.ready)} ready, ${count(row.in_flight)} in flight, ${count(row.waiting)} waiting for a retry, ${count(row.dead)} dead. Other groups keep their tasks.`],
     });
     if (!sure) return;
-    await request("DELETE", path, { query: { force: held ? "true" : "" } }).then(() => toast(`${one.group} is deleted`), shown);
+    await request("DELETE", path, { query: { force: held ? "true" : "" } }).then(() => toast(`${row.group} is deleted`), shown);
   }
 
   async function create() {
@@ -147,18 +147,18 @@ export async function open(main, query, signal) {
 }
 
 // The settings of a group for order keys and for fair shares, if any.
-function orderOf(one) {
-  const { order_retry_ms: after, order_failure: failure, order_attempts: attempts } = one;
+function orderOf(row) {
+  const { order_retry_ms: after, order_failure: failure, order_attempts: attempts } = row;
   const parts = [after === undefined ? null : `retried after ${duration(after)}`, failure === undefined ? null : failure === "retry" ? "until it succeeds" : `${failure === "hold" ? "held" : "dead"} after ${many(attempts, "attempt")}`].filter(Boolean);
   return parts.length ? ["Order keys", parts.join(", ")] : null;
 }
-function sharesOf(one) {
-  const { fair_by: by, limit_each: limit, rate_each: each } = one;
+function sharesOf(row) {
+  const { fair_by: by, limit_each: limit, rate_each: each } = row;
   return by === undefined ? null : ["Fair shares", [`by ${by}`, limit === undefined ? null : `${count(limit)} in flight each`, each === undefined ? null : `${rate(each)} a second each`].filter(Boolean).join(", ")];
 }
 
-const isFiltered = (one) => one.tags !== undefined || one.where !== undefined;
+const isFiltered = (row) => row.tags !== undefined || row.where !== undefined;
 // A filter as one line.
-function filterText(one) {
-  return [one.tags === undefined ? null : `tags ${one.tags}`, one.where === undefined ? null : `where ${one.where}`].filter(Boolean).join(", ");
+function filterText(row) {
+  return [row.tags === undefined ? null : `tags ${row.tags}`, row.where === undefined ? null : `where ${row.where}`].filter(Boolean).join(", ");
 }

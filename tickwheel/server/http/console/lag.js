@@ -9,7 +9,7 @@ const PLACES = 360;
 export function lagOf(topic, group, signal) {
   const lines = [row("Ready", "ready", count), row("Oldest ready", "oldest_ready_ms", duration)];
   const said = h("p", { class: "dim tabular hour-ends" });
-  const element = section("The last hour", h("div", { class: "hours" }, lines.map((one) => one.element)), said);
+  const element = section("The last hour", h("div", { class: "hours" }, lines.map((line) => line.element)), said);
   let lag = null, askedMs = -Infinity;
 
   async function refresh() {
@@ -19,7 +19,7 @@ export function lagOf(topic, group, signal) {
       askedMs = now;
     }
     const { taken_ms: taken } = lag;
-    for (const one of lines) one.show(lag);
+    for (const line of lines) line.show(lag);
     // The line is an hour long even if the daemon has led for less.
     const [first, last] = [taken[0], taken.at(-1)];
     fill(said, taken.length ? [h("span", null, clock(last - (PLACES - 1) * lag.every_ms)), taken.length < PLACES ? h("span", null, `recorded since ${clock(first)}`) : null, h("span", null, clock(last))] : "The first value follows in a moment.");

@@ -90,7 +90,7 @@ export class List {
     this.#none.hidden = length > 0;
     this.table.element.hidden = length === 0;
     if (!length) fill(this.#none, this.#is.none());
-    fill(this.#allBar, length ? this.#buttons(this.#is.allActs ?? [], null, (one) => one.work()) : null);
+    fill(this.#allBar, length ? this.#buttons(this.#is.allActs ?? [], null, (action) => action.work()) : null);
     this.#is.onRows?.();
   }
 
@@ -99,14 +99,14 @@ export class List {
     if (!rows.length) return;
     const text = this.many(rows.length);
     fill(this.#bar, h("b", { class: "tabular" }, `${text} chosen`), h("span", { class: "grow" }),
-      this.#buttons(this.#is.acts, rows.flatMap(this.#is.topicsOf), (one) => one.work(rows, text)));
+      this.#buttons(this.#is.acts, rows.flatMap(this.#is.topicsOf), (action) => action.work(rows, text)));
   }
 
   #buttons(acts, topics, work) {
     const right = topics === null || topics.every((topic) => may(this.#is.right, topic)) ? null : `Requires the right ${this.#is.right} for their topics`;
-    return acts.map((one) => {
-      const why = right ?? one.why?.() ?? null;
-      return h("button", { type: "button", class: one.danger ? "danger" : null, disabled: why !== null, title: why, onclick: () => this.#do(() => work(one)).catch(shown) }, one.title);
+    return acts.map((action) => {
+      const why = right ?? action.why?.() ?? null;
+      return h("button", { type: "button", class: action.danger ? "danger" : null, disabled: why !== null, title: why, onclick: () => this.#do(() => work(action)).catch(shown) }, action.title);
     });
   }
 

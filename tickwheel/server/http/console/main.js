@@ -44,11 +44,11 @@ async function show({ focus = true } = {}) {
   const abort = new AbortController();
   const opened = { signal: abort.signal, stop: () => { clearInterval(opened.timer); abort.abort(); }, view: {}, timer: 0 };
   current = opened;
-  for (const one of views.querySelectorAll("a")) {
-    if (one.textContent !== title) { one.removeAttribute("aria-current"); continue; }
-    one.setAttribute("aria-current", "page");
+  for (const anchor of views.querySelectorAll("a")) {
+    if (anchor.textContent !== title) { anchor.removeAttribute("aria-current"); continue; }
+    anchor.setAttribute("aria-current", "page");
     // A phone does not have room for all views.
-    views.scrollTo({ left: one.offsetLeft - (views.clientWidth - one.offsetWidth) / 2 });
+    views.scrollTo({ left: anchor.offsetLeft - (views.clientWidth - anchor.offsetWidth) / 2 });
   }
   document.title = title ? `${title} · Tickwheel` : "Tickwheel";
   if (!load) { fill(main, empty("This page does not exist", link("#/", "Go to the overview"))); return; }

@@ -12,29 +12,29 @@ export const consoleOf = (node) => (webOf(node.http) ? `${node.http}/console/` :
 export async function open(main, query, signal) {
   const node = h("div"), limits = h("div"), said = h("p", { class: "dim" });
   const others = new Table({
-    label: "All nodes", key: (one) => `${one.node} ${one.address}`,
+    label: "All nodes", key: (row) => `${row.node} ${row.address}`,
     columns: [
-      { name: "Node", class: "name", cell: (one) => one.node },
-      { name: "Role", class: "word", cell: (one) => state(one.role) },
-      { name: "Console", class: "name", cell: (one) => (one.isThis ? "this one" : consoleOf(one) ? link(`${consoleOf(one)}#/nodes`, one.http) : h("span", { class: "dim" }, "not known")) },
-      { name: "Address", class: "name wide", cell: (one) => one.address ?? "–" },
-      { name: "Epoch", class: "number wide", cell: (one) => count(one.epoch) },
-      { name: "In this role since", class: "when wide", cell: (one) => (one.since_ms ? time(one.since_ms) : "–") },
+      { name: "Node", class: "name", cell: (row) => row.node },
+      { name: "Role", class: "word", cell: (row) => state(row.role) },
+      { name: "Console", class: "name", cell: (row) => (row.isThis ? "this one" : consoleOf(row) ? link(`${consoleOf(row)}#/nodes`, row.http) : h("span", { class: "dim" }, "not known")) },
+      { name: "Address", class: "name wide", cell: (row) => row.address ?? "–" },
+      { name: "Epoch", class: "number wide", cell: (row) => count(row.epoch) },
+      { name: "In this role since", class: "when wide", cell: (row) => (row.since_ms ? time(row.since_ms) : "–") },
     ],
   });
   others.element.classList.add("short");
   const onStore = section("All nodes on this store", said, others.element), shared = h("div");
   const shards = new Table({
-    label: "All shards", key: (one) => String(one.shard),
+    label: "All shards", key: (row) => String(row.shard),
     columns: [
-      { name: "Shard", class: "number", cell: (one) => String(one.shard) },
-      { name: "State", class: "word", cell: (one) => state(one.state) },
-      { name: "Why", class: "body", cell: (one) => one.message ?? one.detail ?? "–" },
-      { name: "Console", class: "name", cell: (one) => (consoleOf(one) ? link(`${consoleOf(one)}#/nodes`, one.http) : h("span", { class: "dim" }, "not known")) },
-      { name: "Address", class: "name wide", cell: (one) => one.url },
-      { name: "Epoch", class: "number wide", cell: (one) => count(one.epoch) },
-      { name: "Memory", class: "number wide", cell: (one) => bytes(one.memory_bytes) },
-      { name: "Since", class: "when wide", cell: (one) => (one.since_ms ? time(one.since_ms) : "–") },
+      { name: "Shard", class: "number", cell: (row) => String(row.shard) },
+      { name: "State", class: "word", cell: (row) => state(row.state) },
+      { name: "Why", class: "body", cell: (row) => row.message ?? row.detail ?? "–" },
+      { name: "Console", class: "name", cell: (row) => (consoleOf(row) ? link(`${consoleOf(row)}#/nodes`, row.http) : h("span", { class: "dim" }, "not known")) },
+      { name: "Address", class: "name wide", cell: (row) => row.url },
+      { name: "Epoch", class: "number wide", cell: (row) => count(row.epoch) },
+      { name: "Memory", class: "number wide", cell: (row) => bytes(row.memory_bytes) },
+      { name: "Since", class: "when wide", cell: (row) => (row.since_ms ? time(row.since_ms) : "–") },
     ],
   });
   shards.element.classList.add("short");
@@ -67,10 +67,10 @@ export async function open(main, query, signal) {
     const each = status.statuses ?? [];
     onAll.hidden = !each.length || isNode;
     if (each.length) { shards.set(each); onStore.hidden = true; }
-    const isThis = (one) => one.node === status.node && one.address === status.address;
-    const all = [...(status.active ? [{ ...status.active, role: "active" }] : []), ...status.standbys.map((one) => ({ ...one, role: "standby" }))];
+    const isThis = (row) => row.node === status.node && row.address === status.address;
+    const all = [...(status.active ? [{ ...status.active, role: "active" }] : []), ...status.standbys.map((row) => ({ ...row, role: "standby" }))];
     if (!all.some(isThis)) all.push({ node: status.node, address: status.address, http: status.http, role: status.role, since_ms: status.since_ms, epoch: status.epoch || null });
-    others.set(all.map((one) => ({ ...one, isThis: isThis(one) })));
+    others.set(all.map((row) => ({ ...row, isThis: isThis(row) })));
     const isShared = (status.store ?? "").startsWith("redis");
     said.textContent = !isShared ? "Only this daemon uses its store; no other daemon can take over."
       : `${status.active ? "" : "There is no known leader at the moment. "}Standbys register in the store. A standby that stops or cannot reach the store disappears after a few seconds.`;

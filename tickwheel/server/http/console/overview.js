@@ -51,8 +51,8 @@ export async function open(main, query, signal) {
     const { lateness, counts } = overview;
     const isRecent = lateness.recent_count > 0;
     fill(late, h("div", { class: "pairs" },
-      pair(`Half of them at most this late${isRecent ? ", last minute" : ", since the start"}`, duration(isRecent ? lateness.recent_p50_ms : lateness.p50_ms)),
-      pair(`99 in 100 at most this late${isRecent ? ", last minute" : ", since the start"}`, duration(isRecent ? lateness.recent_p99_ms : lateness.p99_ms)),
+      pair(`Median lateness${isRecent ? ", last minute" : ", since the start"}`, duration(isRecent ? lateness.recent_p50_ms : lateness.p50_ms)),
+      pair(`99 in 100 are at most this late${isRecent ? ", last minute" : ", since the start"}`, duration(isRecent ? lateness.recent_p99_ms : lateness.p99_ms)),
       pair("Oldest ready", counts.oldest_ready_ms ? duration(counts.oldest_ready_ms) : "–", "#/groups?sort=oldest"),
       pair("Topics", count(counts.topics), "#/topics"), pair("Groups", count(counts.groups), "#/groups"),
       pair("Subscribers", count(counts.subscribers), "#/consumers"), pair("Schedules", count(counts.schedules), "#/schedules"),
@@ -84,7 +84,7 @@ export async function open(main, query, signal) {
 
   const wrong = section("Current problems", troubles);
   const column = h("div", { class: "column" },
-    section("A second", h("div", { class: "rates" }, RATES.map(([name]) => h("div", { class: `rate rate-${name}` }, h("span", null, rates[name].text), rates[name].value, rates[name].line)))),
+    section("Per second", h("div", { class: "rates" }, RATES.map(([name]) => h("div", { class: `rate rate-${name}` }, h("span", null, rates[name].text), rates[name].value, rates[name].line)))),
     section("Lateness and more", late));
   const counted = h("div", { class: "tiles" }, COUNTS.map(([name]) => tiles[name].element));
   fill(main, head("Overview"), first, counted,
@@ -104,7 +104,7 @@ export async function open(main, query, signal) {
 
 // Explains the logarithmic bars: the values of a full and of a half bar.
 const scaleOf = (most, place) => (most ? `Logarithmic scale: a full bar is ${many(most, "task")} in one ${place}${most > 3 ? `, half of one about ${count(Math.round(Math.expm1(Math.log1p(most) / 2)))}` : ""}.` : null);
-const sum = (values) => values.reduce((total, one) => total + one, 0);
+const sum = (values) => values.reduce((total, value) => total + value, 0);
 
 function tile(text, href, hint) {
   const value = h("b", { class: "tabular" }, "–");
@@ -122,12 +122,12 @@ function showTroubles(overview, box) {
   if (text === said && box.children.length) return;
   said = text;
   const where = { tasks: "#/tasks", groups: "#/groups", dead: "#/dead", daemon: "#/nodes", topics: "#/topics", transactions: "#/transactions?state=parked", targets: "#/targets" };
-  fill(box, overview.troubles.map((one) => {
-    const asked = new URLSearchParams(Object.entries({ topic: one.topic, group: one.group }).filter(([, value]) => value));
-    const page = where[one.about] ?? "#/";
-    const view = { topics: "groups", groups: "groups", targets: "targets" }[one.about];
+  fill(box, overview.troubles.map((trouble) => {
+    const asked = new URLSearchParams(Object.entries({ topic: trouble.topic, group: trouble.group }).filter(([, value]) => value));
+    const page = where[trouble.about] ?? "#/";
+    const view = { topics: "groups", groups: "groups", targets: "targets" }[trouble.about];
     const href = asked.size && view ? `#/${view}?${asked}` : page;
-    return h("li", { class: `trouble trouble-${one.level}` }, link(href, one.text));
+    return h("li", { class: `trouble trouble-${trouble.level}` }, link(href, trouble.text));
   }), overview.troubles.length ? null : h("li", { class: "trouble trouble-none" }, "Nothing."),
   overview.troubles_left_out ? h("li", { class: "dim" }, `and ${count(overview.troubles_left_out)} more`) : null);
 }

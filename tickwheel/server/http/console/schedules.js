@@ -15,14 +15,14 @@ export async function open(main, query, signal) {
   const wanted = query.get("name");
   const said = h("p", { class: "dim tabular", role: "status" }), none = h("div", { hidden: true }), detail = h("div"), topics = topicChoices(signal);
   const table = new Table({
-    label: "Schedules", key: (one) => one.name,
+    label: "Schedules", key: (schedule) => schedule.name,
     columns: [
-      { name: "Schedule", class: "name", cell: (one) => named(link(`#/schedules?name=${part(one.name)}`, one.name), one.paused ? h("span", { class: "tag" }, "paused") : null) },
+      { name: "Schedule", class: "name", cell: (schedule) => named(link(`#/schedules?name=${part(schedule.name)}`, schedule.name), schedule.paused ? h("span", { class: "tag" }, "paused") : null) },
       { name: "When", class: "name mono", cell: when },
-      { name: "Topic", class: "name wide", cell: (one) => link(`#/groups?topic=${part(one.topic)}`, one.topic) },
-      { name: "Next", class: "when", cell: (one) => (one.paused ? "–" : time(one.next_ms)) },
-      { name: "Runs", class: "number wide", cell: (one) => count(one.runs) },
-      { name: "Do", class: "acts", cell: (one) => actions(one) },
+      { name: "Topic", class: "name wide", cell: (schedule) => link(`#/groups?topic=${part(schedule.topic)}`, schedule.topic) },
+      { name: "Next", class: "when", cell: (schedule) => (schedule.paused ? "–" : time(schedule.next_ms)) },
+      { name: "Runs", class: "number wide", cell: (schedule) => count(schedule.runs) },
+      { name: "Do", class: "acts", cell: (schedule) => actions(schedule) },
     ],
   });
 
@@ -42,41 +42,41 @@ export async function open(main, query, signal) {
   }
 
   async function showOne() {
-    const [one, why] = await lookUp(`/v1/schedules/${part(wanted)}`, { next: NEXT }, signal);
-    if (one === null) return fill(detail, h("p", { class: "problem" }, why));
-    fill(detail, section(`Schedule ${one.name}`, facts([
-      ["When", h("span", { class: "mono" }, when(one))], ["Topic", link(`#/groups?topic=${part(one.topic)}`, one.topic)],
-      ["Runs", `${count(one.runs)}${one.runs_max ? ` of ${count(one.runs_max)}` : ""}`], ["When the last is unfinished", one.overlap],
-      ["What was missed", one.catch_up], ["Body", h("span", { class: "mono" }, one.body || (one.body_base64 ? `(${packed(one.task?.encoding)})` : "(empty)"))],
+    const [schedule, why] = await lookUp(`/v1/schedules/${part(wanted)}`, { next: NEXT }, signal);
+    if (schedule === null) return fill(detail, h("p", { class: "problem" }, why));
+    fill(detail, section(`Schedule ${schedule.name}`, facts([
+      ["When", h("span", { class: "mono" }, when(schedule))], ["Topic", link(`#/groups?topic=${part(schedule.topic)}`, schedule.topic)],
+      ["Runs", `${count(schedule.runs)}${schedule.runs_max ? ` of ${count(schedule.runs_max)}` : ""}`], ["If the last run is unfinished", schedule.overlap],
+      ["Catch-up of missed runs", schedule.catch_up], ["Body", h("span", { class: "mono" }, schedule.body || (schedule.body_base64 ? `(${packed(schedule.task?.encoding)})` : "(empty)"))],
     ]), h("div", { class: "two" },
-      h("div", null, h("h3", null, "Next"), one.planned_ms?.length ? h("ul", { class: "plain" }, one.planned_ms.map((at) => h("li", null, time(at)))) : h("p", { class: "dim" }, "Nothing.")),
-      h("div", null, h("h3", null, "The last runs"), one.recent?.length ? h("ul", { class: "plain" }, one.recent.map((run) => h("li", null, time(run.planned_ms), " ", run.outcome.replaceAll("_", " "), run.id ? [" ", link(`#/task/${run.id}`, run.id), " ", run.state ? state(run.state) : null] : null))) : h("p", { class: "dim" }, "None yet.")))));
+      h("div", null, h("h3", null, "Next"), schedule.planned_ms?.length ? h("ul", { class: "plain" }, schedule.planned_ms.map((at) => h("li", null, time(at)))) : h("p", { class: "dim" }, "Nothing.")),
+      h("div", null, h("h3", null, "The last runs"), schedule.recent?.length ? h("ul", { class: "plain" }, schedule.recent.map((run) => h("li", null, time(run.planned_ms), " ", run.outcome.replaceAll("_", " "), run.id ? [" ", link(`#/task/${run.id}`, run.id), " ", run.state ? state(run.state) : null] : null))) : h("p", { class: "dim" }, "None yet.")))));
   }
 
-  function actions(one) {
-    const can = may("operate", one.topic), why = can ? null : "Requires the right operate for its topic";
-    const path = `/v1/schedules/${part(one.name)}`;
+  function actions(schedule) {
+    const can = may("operate", schedule.topic), why = can ? null : "Requires the right operate for its topic";
+    const path = `/v1/schedules/${part(schedule.name)}`;
     const act = (title, name, work, danger = false) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can, title: why, data: { part: name }, onclick: () => work().then(refresh).catch(shown) }, title);
     return h("span", { class: "row-acts" },
-      act(one.paused ? "Resume" : "Pause", "pause", async () => { await request("POST", `${path}/${one.paused ? "resume" : "pause"}`); toast(`${one.name} ${one.paused ? "is resumed" : "is paused"}`); }),
+      act(schedule.paused ? "Resume" : "Pause", "pause", async () => { await request("POST", `${path}/${schedule.paused ? "resume" : "pause"}`); toast(`${schedule.name} ${schedule.paused ? "is resumed" : "is paused"}`); }),
       act("Set …", "set", async () => done(await configure(await get(path), topics))),
       act("Run now …", "run", async () => {
-        if (!(await ask({ title: `Run ${one.name} now?`, confirm: "Run now", text: ["It makes a task now. Its planned times do not change."] }))) return;
+        if (!(await ask({ title: `Run ${schedule.name} now?`, confirm: "Run now", text: ["It makes a task now. Its planned times do not change."] }))) return;
         const { ids } = await request("POST", `${path}/run`);
         toast(`Task ${ids.join(", ")} is created`);
       }),
       act("Delete …", "delete", async () => {
-        if (!(await ask({ title: `Delete schedule ${one.name}?`, confirm: "Delete", danger: true, text: ["It makes no more tasks. Its existing tasks stay."] }))) return;
+        if (!(await ask({ title: `Delete schedule ${schedule.name}?`, confirm: "Delete", danger: true, text: ["It makes no more tasks. Its existing tasks stay."] }))) return;
         await request("DELETE", path);
-        toast(`${one.name} is deleted`);
+        toast(`${schedule.name} is deleted`);
       }, true));
   }
 
   // Opens the view of the schedule, which has its next times.
-  async function done(one) {
-    if (one === null) return;
-    toast(`${one.name} is ${{ created: "created", updated: "changed" }[one.outcome] ?? "unchanged"}`);
-    if (one.name === wanted) await refresh(); else location.hash = `#/schedules?name=${part(one.name)}`;
+  async function done(schedule) {
+    if (schedule === null) return;
+    toast(`${schedule.name} is ${{ created: "created", updated: "changed" }[schedule.outcome] ?? "unchanged"}`);
+    if (schedule.name === wanted) await refresh(); else location.hash = `#/schedules?name=${part(schedule.name)}`;
   }
 
   const can = may("operate");
@@ -86,7 +86,7 @@ export async function open(main, query, signal) {
   return { refresh, every: 3_000 };
 }
 
-const when = (one) => (one.cron ? `${one.cron}${one.timezone && one.timezone !== "UTC" ? ` ${one.timezone}` : ""}` : `every ${duration(one.every_ms)}`);
+const when = (schedule) => (schedule.cron ? `${schedule.cron}${schedule.timezone && schedule.timezone !== "UTC" ? ` ${schedule.timezone}` : ""}` : `every ${duration(schedule.every_ms)}`);
 
 // --- create and change ---------------------------------------------------------------------------
 
@@ -97,14 +97,14 @@ const FOLDS = [["first", "runs the first time"], ["second", "runs the second tim
 
 // `now` is the schedule, or null for a new one. Resolves to the schedule after the change, or to null.
 async function configure(now, topics) {
-  const one = now ?? { name: "", topic: "", cron: "", timezone: "UTC", every_ms: null, catch_up_ms: 86_400_000, task: {}, paused: false };
-  const name = line(one.name, { required: true }), topic = line(one.topic, { required: true });
+  const schedule = now ?? { name: "", topic: "", cron: "", timezone: "UTC", every_ms: null, catch_up_ms: 86_400_000, task: {}, paused: false };
+  const name = line(schedule.name, { required: true }), topic = line(schedule.topic, { required: true });
   topic.setAttribute("list", topics.id);
-  const timing = timingFields(one), body = bodyFields(one), tasks = taskFields(one.task), rules = ruleFields(one);
-  const paused = choice([["false", "runs"], ["true", "is paused"]], String(one.paused));
+  const timing = timingFields(schedule), body = bodyFields(schedule), tasks = taskFields(schedule.task), rules = ruleFields(schedule);
+  const paused = choice([["false", "runs"], ["true", "is paused"]], String(schedule.paused));
   let changed = null;
   const settings = await ask({
-    title: now ? `Settings of schedule ${one.name}` : "New schedule", confirm: now ? "Set" : "Create",
+    title: now ? `Settings of schedule ${schedule.name}` : "New schedule", confirm: now ? "Set" : "Create",
     text: now ? "A new timing applies from now on. Existing tasks do not change." : null,
     fields: [
       now ? null : field("Name", name), field("Topic", topic), timing.fields, body.fields, field("It", paused),
@@ -112,10 +112,10 @@ async function configure(now, topics) {
       h("details", null, h("summary", null, "Key, tag, properties, priority of its tasks"), tasks.fields),
     ],
     read: () => {
-      const bodyValues = body.read(), encoding = encodingOf(one, bodyValues);
-      return { topic: topic.value.trim(), ...timing.read(), ...bodyValues, ...rules.read(), ...unshown(one), task: { ...unshownOfTask(one.task), ...present({ encoding }), ...tasks.read() } };
+      const bodyValues = body.read(), encoding = encodingOf(schedule, bodyValues);
+      return { topic: topic.value.trim(), ...timing.read(), ...bodyValues, ...rules.read(), ...unshown(schedule), task: { ...unshownOfTask(schedule.task), ...present({ encoding }), ...tasks.read() } };
     },
-    act: async (values) => { changed = await put(now?.name ?? name.value.trim(), values, { isNew: now === null, wasPaused: one.paused, paused: paused.value === "true" }); },
+    act: async (values) => { changed = await put(now?.name ?? name.value.trim(), values, { isNew: now === null, wasPaused: schedule.paused, paused: paused.value === "true" }); },
   });
   return settings === null ? null : changed;
 }
@@ -137,18 +137,18 @@ const isThere = async (path) => (await lookUp(path))[0] !== null;
 const present = (values) => Object.fromEntries(Object.entries(values).filter(([, value]) => value !== null && value !== undefined));
 const unshown = ({ jitter_ms, start_ms, end_ms, runs_max }) => present({ jitter_ms, start_ms, end_ms, runs_max });
 // Kept bytes keep their encoding. Text that replaces them has only their format.
-const encodingOf = (one, read) => (one.body_base64 && read.body !== undefined ? content(one.task?.encoding) : one.task?.encoding);
+const encodingOf = (schedule, read) => (schedule.body_base64 && read.body !== undefined ? content(schedule.task?.encoding) : schedule.task?.encoding);
 
 const unshownOfTask = ({ within_ms, trace, retry }) => present({ within_ms, trace, retry: typeof retry === "object" && retry?.name ? policyText(retry) : retry });
 
-function timingFields(one) {
+function timingFields(schedule) {
   const zones = h("datalist", { id: newId("zones") }, Intl.supportedValuesOf("timeZone").map((zone) => h("option", { value: zone })));
-  const cron = line(one.cron, { placeholder: "0 9 * * *" }), zone = line(one.timezone);
+  const cron = line(schedule.cron, { placeholder: "0 9 * * *" }), zone = line(schedule.timezone);
   zone.setAttribute("list", zones.id);
-  const every = spanField("Every", one.every_ms, "90s, 10m, 2h, 3d; counted from the creation.");
+  const every = spanField("Every", schedule.every_ms, "90s, 10m, 2h, 3d; counted from the creation.");
   const ofCron = [field("Cron expression", cron, "Minute, hour, day of month, month, weekday; @daily."), field("Time zone", zone, "Europe/Berlin. Empty: UTC."), zones];
   const show = () => { for (const box of ofCron) box.hidden = kind.value !== "cron"; every.element.hidden = kind.value !== "every"; };
-  const kind = choice([["cron", "by a cron expression"], ["every", "at an interval"]], one.every_ms ? "every" : "cron", show);
+  const kind = choice([["cron", "by a cron expression"], ["every", "at an interval"]], schedule.every_ms ? "every" : "cron", show);
   show();
   function read() {
     if (kind.value === "cron") return { cron: cron.value.trim(), timezone: orNull(zone) ?? "UTC" };
@@ -159,9 +159,9 @@ function timingFields(one) {
   return { fields: [field("When", kind), ofCron, every.element], read };
 }
 
-function ruleFields(one) {
-  const boxes = { overlap: choice(OVERLAPS, one.overlap), catch_up: choice(CATCH_UPS, one.catch_up), gap: choice(GAPS, one.gap), fold: choice(FOLDS, one.fold) };
-  const window = spanField("Maximum age for catching up", one.catch_up_ms);
+function ruleFields(schedule) {
+  const boxes = { overlap: choice(OVERLAPS, schedule.overlap), catch_up: choice(CATCH_UPS, schedule.catch_up), gap: choice(GAPS, schedule.gap), fold: choice(FOLDS, schedule.fold) };
+  const window = spanField("Maximum age for catching up", schedule.catch_up_ms);
   return {
     fields: [
       field("If the last run is unfinished, the next one", boxes.overlap), field("Of missed runs", boxes.catch_up), window.element,

@@ -17,7 +17,7 @@ export class Table {
   #last = -1;
 
   // columns: [{ name, cell(row), class?, sort?(row) }]; key(row) identifies a row.
-  constructor({ label, columns, key, onChosen = null, rowHeight = PHONE.matches && columns.some((one) => one.class === "acts") ? ROW_WITH_ACTS_PX : ROW_PX }) {
+  constructor({ label, columns, key, onChosen = null, rowHeight = PHONE.matches && columns.some((column) => column.class === "acts") ? ROW_WITH_ACTS_PX : ROW_PX }) {
     this.columns = columns;
     this.key = key;
     this.onChosen = onChosen;
@@ -39,7 +39,7 @@ export class Table {
     this.rows = rows;
     this.#more = more;
     const there = new Set(rows.map(this.key));
-    for (const one of this.chosen) if (!there.has(one)) this.chosen.delete(one);
+    for (const key of this.chosen) if (!there.has(key)) this.chosen.delete(key);
     this.#draw(true);
     this.#changed();
   }
@@ -93,7 +93,7 @@ export class Table {
   #focus([key, part]) {
     for (const row of this.body.rows) {
       if (row.dataset.key !== key) continue;
-      const control = [...row.querySelectorAll("a, button, input")].find((one) => (one.dataset.part ?? one.tagName) === part);
+      const control = [...row.querySelectorAll("a, button, input")].find((candidate) => (candidate.dataset.part ?? candidate.tagName) === part);
       control?.focus({ preventScroll: true });
     }
   }

@@ -7,12 +7,12 @@ import { List, searchBox } from "./list.js";
 import { Table } from "./table.js";
 
 const dash = () => h("span", { class: "dim" }, "–");
-const where = (one) => `/v1/topics/${part(one.topic)}/groups/${part(one.group)}`;
-const address = (one) => `#/targets?topic=${part(one.topic)}&group=${part(one.group)}`;
+const where = (target) => `/v1/topics/${part(target.topic)}/groups/${part(target.group)}`;
+const address = (target) => `#/targets?topic=${part(target.topic)}&group=${part(target.group)}`;
 
 export async function open(main, query, signal) {
   const topic = query.get("topic"), group = query.get("group"), detail = h("div");
-  const one = topic !== null && group !== null ? logOf({ topic, group }, signal) : null;
+  const log = topic !== null && group !== null ? logOf({ topic, group }, signal) : null;
   const list = new List(main, query, {
     view: "targets", title: "Targets", nouns: ["target", "targets"], right: "admin", topicsOf: (row) => [row.topic],
     key: (row) => `${row.topic} ${row.group}`,
@@ -29,19 +29,19 @@ export async function open(main, query, signal) {
     ],
     page: async ({ topic: of }) => ({ rows: (await get("/v1/targets", of ? { topic: of } : {}, signal)).targets, next: null }),
     acts: [{ title: "Remove …", danger: true, work: remove }],
-    above: one === null ? null : link("#/targets", "All targets"),
+    above: log === null ? null : link("#/targets", "All targets"),
     between: detail,
     none: () => (list.isFiltered ? empty("No group of this topic has a target", link("#/targets", "All targets"))
       : empty("No group has a target", commands([["Push", "tickwheel push set --help"]]))),
   });
-  if (one !== null) detail.append(one.element);
-  return { refresh: async () => { await list.refresh(); await one?.refresh(list.rows); }, every: 2_000 };
+  if (log !== null) detail.append(log.element);
+  return { refresh: async () => { await list.refresh(); await log?.refresh(list.rows); }, every: 2_000 };
 }
 
 async function remove(rows, many) {
   const sure = await ask({ title: `Remove ${many}?`, confirm: "Remove", danger: true, text: ["Their secrets are deleted. The groups keep their tasks and accept subscribers again."] });
   if (!sure) return false;
-  for (const one of rows) await request("DELETE", `${where(one)}/target`);
+  for (const target of rows) await request("DELETE", `${where(target)}/target`);
   toast(`${rows.length === 1 ? "The target is" : `${count(rows.length)} targets are`} removed`);
   return true;
 }
@@ -49,35 +49,35 @@ async function remove(rows, many) {
 function logOf(of, signal) {
   const said = h("p", { class: "dim tabular" }), about = h("div");
   const table = new Table({
-    label: "The last requests", key: (one) => String(one.number),
+    label: "The last requests", key: (sending) => String(sending.number),
     columns: [
-      { name: "At", class: "when", cell: (one) => time(one.at_ms) },
-      { name: "Task", class: "name", cell: (one) => (one.id ? link(`#/task/${one.id}`, h("span", { class: "mono" }, one.id)) : dash()) },
-      { name: "Attempt", class: "number wide", cell: (one) => count(one.attempt) },
-      { name: "Result", class: "word", cell: (one) => h("span", null, state(one.result), one.again ? " again" : "") },
-      { name: "Status", class: "number", cell: (one) => (one.status === null ? dash() : String(one.status)) },
-      { name: "Took", class: "number wide", cell: (one) => duration(one.duration_ms) },
-      { name: "Answer", class: "body wide", cell: (one) => h("span", { title: one.error || one.body }, one.error || one.body || "") },
+      { name: "At", class: "when", cell: (sending) => time(sending.at_ms) },
+      { name: "Task", class: "name", cell: (sending) => (sending.id ? link(`#/task/${sending.id}`, h("span", { class: "mono" }, sending.id)) : dash()) },
+      { name: "Attempt", class: "number wide", cell: (sending) => count(sending.attempt) },
+      { name: "Result", class: "word", cell: (sending) => h("span", null, state(sending.result), sending.again ? " again" : "") },
+      { name: "Status", class: "number", cell: (sending) => (sending.status === null ? dash() : String(sending.status)) },
+      { name: "Took", class: "number wide", cell: (sending) => duration(sending.duration_ms) },
+      { name: "Answer", class: "body wide", cell: (sending) => h("span", { title: sending.error || sending.body }, sending.error || sending.body || "") },
       { name: "", class: "word", cell: again },
     ],
   });
   table.element.classList.add("short");
   const can = may("operate", of.topic), why = can ? null : "Requires the right operate for this topic";
 
-  function again(one) {
-    return h("button", { type: "button", disabled: !can, title: why, "aria-label": `Send request ${one.number} again`, onclick: () => resend(one).catch(shown) }, "Send again");
+  function again(sending) {
+    return h("button", { type: "button", disabled: !can, title: why, "aria-label": `Send request ${sending.number} again`, onclick: () => resend(sending).catch(shown) }, "Send again");
   }
 
-  async function resend(one) {
-    const sure = await ask({ title: `Send request ${one.number} again?`, confirm: "Send", text: ["The endpoint gets it again, with the same id. Its task does not change."] });
+  async function resend(sending) {
+    const sure = await ask({ title: `Send request ${sending.number} again?`, confirm: "Send", text: ["The endpoint gets it again, with the same id. Its task does not change."] });
     if (!sure) return;
-    const sent = await post(`${where(of)}/push/resend`, { number: one.number });
+    const sent = await post(`${where(of)}/push/resend`, { number: sending.number });
     toast(sent.status === null ? sent.error : `The endpoint answered ${sent.status}`, sent.result === "acked" ? "note" : "error");
     await refresh();
   }
 
   async function refresh(rows = null) {
-    const row = rows?.find((one) => one.topic === of.topic && one.group === of.group);
+    const row = rows?.find((row) => row.topic === of.topic && row.group === of.group);
     if (row) {
       fill(about, facts([
         ["To", h("span", { class: "mono" }, row.url)], ["State", state(row.state)], ["Since", time(row.since_ms)], ["By", row.by || "–"],

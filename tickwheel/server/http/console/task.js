@@ -29,7 +29,7 @@ export async function open(main, query, signal, [id]) {
       try { story = await get(`/v1/tasks/${part(id)}/history`, {}, signal); } catch (error) { if (error.name === "AbortError") throw error; }
     }
     lastState = signature;
-    const topic = task.topic ?? story.events.find((one) => one.topic)?.topic;
+    const topic = task.topic ?? story.events.find((event) => event.topic)?.topic;
     showTop(task, topic, why);
     showLife(task);
     const text = task.body ?? task.body_base64;
@@ -47,7 +47,7 @@ export async function open(main, query, signal, [id]) {
         ["Enqueued", time(task.enqueued_ms)],
         ["Key", task.key ? link(`#/tasks?topic=${part(task.topic)}&key=${part(task.key)}`, task.key) : "–"],
         ["Tag", task.tag ? link(`#/tasks?topic=${part(task.topic)}&tag=${part(task.tag)}`, task.tag) : "–"],
-        task.order_key ? ["Order key", task.order_key] : null, task.trace ? ["Trace", h("span", { class: "mono" }, task.trace)] : null, task.encoding ? ["Encoding", h("span", { class: "mono" }, task.encoding)] : null, task.replay_of ? ["Again, for", [link(`#/task/${part(task.replay_of)}`, h("span", { class: "mono" }, task.replay_of)), task.replay_to ? `, in group ${task.replay_to}` : null]] : null, ["Priority", count(task.priority)], task.ttl_ms ? ["Worth delivering for", duration(task.ttl_ms)] : null, task.within_ms ? ["Due window", duration(task.within_ms)] : null,
+        task.order_key ? ["Order key", task.order_key] : null, task.trace ? ["Trace", h("span", { class: "mono" }, task.trace)] : null, task.encoding ? ["Encoding", h("span", { class: "mono" }, task.encoding)] : null, task.replay_of ? ["Replay of", [link(`#/task/${part(task.replay_of)}`, h("span", { class: "mono" }, task.replay_of)), task.replay_to ? `, in group ${task.replay_to}` : null]] : null, ["Priority", count(task.priority)], task.ttl_ms ? ["Worth delivering for", duration(task.ttl_ms)] : null, task.within_ms ? ["Due window", duration(task.within_ms)] : null,
         task.state === "scheduled" ? ["On the wheel", `slot ${count(task.slot)}, ${turnsLeft(task.cycles)}`] : null,
         ...Object.entries(task.properties ?? {}).map(([name, value]) => [name, link(`#/tasks?topic=${part(task.topic)}&property=${part(`${name}=${value}`)}`, String(value))]),
       ])) : null,
@@ -77,7 +77,7 @@ function next(task, why, refresh) {
     const reason = group.failures.at(-1)?.reason;
     if (group.state === "waiting") return h("li", null, who, `: attempt ${count(group.attempt + 1)} comes `, time(group.at_ms), reason ? ` because ${reason.startsWith("consumer_died") ? "the consumer of the last one died" : "the last one failed"}: ${reason}` : group.snoozes ? " because it was postponed" : "", `. ${group.retries_left === 1 ? "1 retry is" : `${count(group.retries_left)} retries are`} left.`);
     if (group.state === "in_flight") return h("li", null, who, `: attempt ${count(group.attempt)} is with a subscriber. Its lease ends `, time(group.at_ms), "; without an ack it comes again.");
-    const said = [why, ...why.others].find((one) => one.group === name);
+    const said = [why, ...why.others].find((explanation) => explanation.group === name);
     if (group.state === "ready") return h("li", null, who, `: ready since `, time(group.at_ms), `${tries}. `, said ? because(said) : "");
     if (group.state === "held") return h("li", null, who, ": held since ", time(group.at_ms), reason ? ` because ${reason}` : "", ", and its order key with it. ", link(`#/groups?topic=${part(task.topic)}&group=${part(name)}`, "An operator must decide."));
     if (group.state === "dead") return h("li", null, who, ": given up ", time(group.at_ms), reason ? ` because ${reason}` : "", ". ", link(`#/dead?topic=${part(task.topic)}&group=${part(name)}`, "To the dead letters"), " ", deadActs(task, name, refresh));
@@ -87,8 +87,8 @@ function next(task, why, refresh) {
 }
 
 /** The reason why a task waits, and the command that helps. */
-function because(one) {
-  return [one.detail, one.command ? [" ", h("code", null, one.command)] : null];
+function because(explanation) {
+  return [explanation.detail, explanation.command ? [" ", h("code", null, explanation.command)] : null];
 }
 
 function deadActs(task, group, refresh) {
@@ -143,7 +143,7 @@ function timeline(events) {
 
 export async function showBody(box, task) {
   const stored = task.body_base64 === undefined || task.body_base64 === null
-    ? new TextEncoder().encode(task.body ?? "") : Uint8Array.from(atob(task.body_base64), (one) => one.charCodeAt(0));
+    ? new TextEncoder().encode(task.body ?? "") : Uint8Array.from(atob(task.body_base64), (character) => character.charCodeAt(0));
   const { data, note } = await unpack(stored, task.encoding);
   const text = new TextDecoder().decode(data);
   let isText = true, json = null;
@@ -154,7 +154,7 @@ export async function showBody(box, task) {
   const buttons = forms.map(([name, title, make]) => h("button", { type: "button", "aria-pressed": "false", data: { name }, onclick: () => choose(name, make) }, title));
   const hide = h("button", { type: "button", "aria-pressed": "false", onclick: () => { out.hidden = !out.hidden; hide.setAttribute("aria-pressed", String(out.hidden)); } }, "Hide");
   function choose(name, make) {
-    for (const one of buttons) one.setAttribute("aria-pressed", String(one.dataset.name === name));
+    for (const button of buttons) button.setAttribute("aria-pressed", String(button.dataset.name === name));
     out.textContent = make();
   }
   const first = !isText ? 2 : json === null ? 0 : 1;
@@ -167,8 +167,8 @@ function hex(data) {
   const lines = [];
   for (let at = 0; at < Math.min(data.length, HEX_MAX); at += 16) {
     const some = [...data.subarray(at, at + 16)];
-    const codes = some.map((one) => one.toString(16).padStart(2, "0")).join(" ").padEnd(47);
-    const letters = some.map((one) => (one >= 32 && one < 127 ? String.fromCharCode(one) : ".")).join("");
+    const codes = some.map((byte) => byte.toString(16).padStart(2, "0")).join(" ").padEnd(47);
+    const letters = some.map((byte) => (byte >= 32 && byte < 127 ? String.fromCharCode(byte) : ".")).join("");
     lines.push(`${at.toString(16).padStart(6, "0")}  ${codes}  ${letters}`);
   }
   if (data.length > HEX_MAX) lines.push(`… and ${many(data.length - HEX_MAX, "byte")} more`);

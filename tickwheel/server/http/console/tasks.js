@@ -37,7 +37,7 @@ export async function open(main, query, signal) {
     page: (asked, after, limit) => find(asked, after, limit, signal),
     acts: [{ title: "Run now …", work: runNow }, { title: "Reschedule …", work: reschedule }, { title: "Cancel …", danger: true, work: cancel }],
     allActs: [{ title: "Run all matching …", work: () => runAll(list) }, { title: "Reschedule all matching …", work: () => rescheduleAll(list) }, { title: "Cancel all matching …", danger: true, work: () => cancelAll(list) }]
-      .map((one) => ({ ...one, why: () => (list.asked.id ? "This is a single task" : whyNot(list.asked.topic)) })),
+      .map((action) => ({ ...action, why: () => (list.asked.id ? "This is a single task" : whyNot(list.asked.topic)) })),
     above: newButton(query.get("topic") ?? "", topics, () => list.refresh()), between: topics,
     none: () => (isSearched(list.asked)
       ? empty("No matching tasks", h("p", null, "Finished tasks are not listed; the history may have them."), list.asked.id ? link(`#/task/${part(list.asked.id)}`, `Page of task ${list.asked.id}`) : link("#/tasks", "All tasks"))
@@ -101,7 +101,7 @@ const inBatches = async (ids, path, more = {}) => {
   const words = new Map();
   for (let at = 0; at < ids.length; at += BATCH) {
     const { results } = await post(path, { ids: ids.slice(at, at + BATCH), ...more });
-    for (const one of results) words.set(one.result, (words.get(one.result) ?? 0) + 1);
+    for (const outcome of results) words.set(outcome.result, (words.get(outcome.result) ?? 0) + 1);
   }
   return [...words].map(([word, many]) => `${count(many)} ${word.replaceAll("_", " ")}`).join(", ");
 };

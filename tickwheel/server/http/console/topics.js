@@ -21,7 +21,7 @@ export async function allTopics(signal, max = 20_000) {
 // Names to choose from, for inputs with this as their `list`.
 export function topicChoices(signal) {
   const names = h("datalist", { id: newId("topics") });
-  get("/v1/topics", { limit: 1000 }, signal).then((page) => fill(names, page.topics.map((one) => h("option", { value: one.topic }))), () => {});
+  get("/v1/topics", { limit: 1000 }, signal).then((page) => fill(names, page.topics.map((row) => h("option", { value: row.topic }))), () => {});
   return names;
 }
 
@@ -32,10 +32,10 @@ export class Rates {
   // Sets `per_s` of each subject: the growth of `delivered` per second since the last call.
   read(subjects, key) {
     const at = performance.now(), took = (at - this.#at) / 1000, now = new Map();
-    for (const one of subjects) {
-      const name = key(one), before = this.#before.get(name);
-      now.set(name, one.delivered);
-      one.per_s = before === undefined || !this.#at || one.delivered < before ? null : (one.delivered - before) / took;
+    for (const subject of subjects) {
+      const name = key(subject), before = this.#before.get(name);
+      now.set(name, subject.delivered);
+      subject.per_s = before === undefined || !this.#at || subject.delivered < before ? null : (subject.delivered - before) / took;
     }
     this.#before = now;
     this.#at = at;
@@ -50,24 +50,24 @@ export async function open(main, query, signal) {
   const rates = new Rates();
   const tasks = (topic, state, value) => (value ? link(`#/tasks?topic=${part(topic)}&state=${state}`, count(value)) : h("span", { class: "dim" }, "0"));
   const table = new Table({
-    label: "Topics", key: (one) => one.topic,
+    label: "Topics", key: (row) => row.topic,
     columns: [
-      { name: "Topic", class: "name", cell: (one) => named(link(`#/groups?topic=${part(one.topic)}`, one.topic), one.paused ? h("span", { class: "tag" }, "paused") : null, one.deleting ? h("span", { class: "tag" }, "being deleted") : null) },
-      { name: "Scheduled", class: "number", cell: (one) => tasks(one.topic, "scheduled", one.scheduled) },
-      { name: "Ready", class: "number", cell: (one) => tasks(one.topic, "ready", one.ready) },
-      { name: "In flight", class: "number", cell: (one) => tasks(one.topic, "in_flight", one.in_flight) },
-      { name: "Waiting", class: "number", cell: (one) => tasks(one.topic, "waiting", one.waiting) },
-      { name: "Dead", class: "number", cell: (one) => (one.dead ? link(`#/dead?topic=${part(one.topic)}`, count(one.dead)) : h("span", { class: "dim" }, "0")) },
-      { name: "Groups", class: "number wide", cell: (one) => link(`#/groups?topic=${part(one.topic)}`, count(Object.keys(one.groups).length)) },
-      { name: "Oldest ready", class: "number wide", cell: (one) => (one.oldest_ready_ms ? duration(one.oldest_ready_ms) : "–") },
-      { name: "Delivered/s", class: "number wide", cell: (one) => rate(one.per_s) },
-      { name: "Do", class: "acts", cell: (one) => actions(one) },
+      { name: "Topic", class: "name", cell: (row) => named(link(`#/groups?topic=${part(row.topic)}`, row.topic), row.paused ? h("span", { class: "tag" }, "paused") : null, row.deleting ? h("span", { class: "tag" }, "being deleted") : null) },
+      { name: "Scheduled", class: "number", cell: (row) => tasks(row.topic, "scheduled", row.scheduled) },
+      { name: "Ready", class: "number", cell: (row) => tasks(row.topic, "ready", row.ready) },
+      { name: "In flight", class: "number", cell: (row) => tasks(row.topic, "in_flight", row.in_flight) },
+      { name: "Waiting", class: "number", cell: (row) => tasks(row.topic, "waiting", row.waiting) },
+      { name: "Dead", class: "number", cell: (row) => (row.dead ? link(`#/dead?topic=${part(row.topic)}`, count(row.dead)) : h("span", { class: "dim" }, "0")) },
+      { name: "Groups", class: "number wide", cell: (row) => link(`#/groups?topic=${part(row.topic)}`, count(Object.keys(row.groups).length)) },
+      { name: "Oldest ready", class: "number wide", cell: (row) => (row.oldest_ready_ms ? duration(row.oldest_ready_ms) : "–") },
+      { name: "Delivered/s", class: "number wide", cell: (row) => rate(row.per_s) },
+      { name: "Do", class: "acts", cell: (row) => actions(row) },
     ],
   });
 
   function draw() {
     const wanted = words.value.toLowerCase();
-    const rows = all.filter((one) => one.topic.toLowerCase().includes(wanted));
+    const rows = all.filter((row) => row.topic.toLowerCase().includes(wanted));
     table.set(rows);
     said.textContent = `${count(rows.length)} of ${many(all.length, "topic")}`;
     none.hidden = all.length > 0;
@@ -76,38 +76,38 @@ export async function open(main, query, signal) {
 
   async function refresh() {
     const page = await allTopics(signal);
-    rates.read(page.topics, (one) => one.topic);
+    rates.read(page.topics, (row) => row.topic);
     all = page.topics;
     draw();
   }
 
-  function actions(one) {
-    const can = may("operate", one.topic), why = can ? null : "Requires the right operate for this topic";
-    const path = `/v1/topics/${part(one.topic)}`;
+  function actions(row) {
+    const can = may("operate", row.topic), why = can ? null : "Requires the right operate for this topic";
+    const path = `/v1/topics/${part(row.topic)}`;
     return h("span", { class: "row-acts" },
       h("button", { type: "button", disabled: !can, title: why, data: { part: "pause" }, onclick: async () => {
-        if (!one.paused && !(await confirmed(one))) return;
-        await request("PATCH", path, { body: { paused: !one.paused } }).then(() => toast(`${one.topic} ${one.paused ? "is resumed" : "is paused"}`), shown);
+        if (!row.paused && !(await confirmed(row))) return;
+        await request("PATCH", path, { body: { paused: !row.paused } }).then(() => toast(`${row.topic} ${row.paused ? "is resumed" : "is paused"}`), shown);
         await refresh().catch(shown);
-      } }, one.paused ? "Resume" : "Pause …"),
-      h("button", { type: "button", disabled: !can, title: why, data: { part: "set" }, onclick: () => configure(one.topic, null, one).then(refresh).catch(shown) }, "Set …"),
-      h("button", { type: "button", class: "danger", disabled: !can, title: why, data: { part: "delete" }, onclick: () => remove(one).then(refresh).catch(shown) }, "Delete …"));
+      } }, row.paused ? "Resume" : "Pause …"),
+      h("button", { type: "button", disabled: !can, title: why, data: { part: "set" }, onclick: () => configure(row.topic, null, row).then(refresh).catch(shown) }, "Set …"),
+      h("button", { type: "button", class: "danger", disabled: !can, title: why, data: { part: "delete" }, onclick: () => remove(row).then(refresh).catch(shown) }, "Delete …"));
   }
 
-  const confirmed = (one) => ask({
-    title: `Pause topic ${one.topic}?`, confirm: "Pause",
-    text: [`Its ${many(Object.keys(one.groups).length, "group")} will get no tasks until it is resumed. Tasks are still accepted, come due and wait${one.ready ? `: ${count(one.ready)} are ready now` : ""}. Deliveries in flight are not affected.`],
+  const confirmed = (row) => ask({
+    title: `Pause topic ${row.topic}?`, confirm: "Pause",
+    text: [`Its ${many(Object.keys(row.groups).length, "group")} will get no tasks until it is resumed. Tasks are still accepted, come due and wait${row.ready ? `: ${count(row.ready)} are ready now` : ""}. Deliveries in flight are not affected.`],
   });
 
-  async function remove(one) {
-    const held = one.scheduled + one.ready + one.in_flight + one.waiting + one.dead;
+  async function remove(row) {
+    const held = row.scheduled + row.ready + row.in_flight + row.waiting + row.dead;
     const sure = await ask({
-      title: `Delete topic ${one.topic}?`, confirm: "Delete", danger: true, typed: held ? one.topic : null,
-      text: [`Its ${many(Object.keys(one.groups).length, "group")} and all of its tasks are deleted permanently: ${count(one.scheduled)} scheduled, ${count(one.ready)} ready, ${count(one.in_flight)} in flight, ${count(one.waiting)} waiting for a retry, ${count(one.dead)} dead.`],
+      title: `Delete topic ${row.topic}?`, confirm: "Delete", danger: true, typed: held ? row.topic : null,
+      text: [`Its ${many(Object.keys(row.groups).length, "group")} and all of its tasks are deleted permanently: ${count(row.scheduled)} scheduled, ${count(row.ready)} ready, ${count(row.in_flight)} in flight, ${count(row.waiting)} waiting for a retry, ${count(row.dead)} dead.`],
     });
     if (!sure) return;
-    await request("DELETE", `/v1/topics/${part(one.topic)}`, { query: { force: held ? "true" : "" } })
-      .then(() => toast(`${one.topic} is deleted`), shown);
+    await request("DELETE", `/v1/topics/${part(row.topic)}`, { query: { force: held ? "true" : "" } })
+      .then(() => toast(`${row.topic} is deleted`), shown);
   }
 
   fill(none, empty("No topic yet", h("p", null, "A topic is created by its first task or subscriber."), commands([["Create one", 'tickwheel enqueue hello "my first task" --delay 10s']])));
@@ -151,13 +151,13 @@ function lineFields(now) {
   const box = (name, step) => h("input", { type: "number", min: 0, step, value: now[name] ?? "" });
   const boxes = { order_retry_ms: box("order_retry_ms", 1), order_attempts: box("order_attempts", 1), limit_each: box("limit_each", 1), rate_each: box("rate_each", "any") };
   const failure = choice(FAILURES, now.order_failure ?? ""), fair = h("input", { type: "text", spellcheck: false, autocomplete: "off", value: now.fair_by ?? "", placeholder: "tenant" });
-  const isSet = failure.value || fair.value || Object.values(boxes).some((one) => one.value);
+  const isSet = failure.value || fair.value || Object.values(boxes).some((input) => input.value);
   return {
     fields: h("details", { open: Boolean(isSet) }, h("summary", null, "Order keys, fair shares"),
       field("Retry delay of a task with an order key, ms", boxes.order_retry_ms, "Empty: 1 s."), field("After its last attempt, such a task", failure), field("Maximum attempts", boxes.order_attempts, "Empty: 16."),
       field("Fair shares by", fair, "A property, key or tag. Empty: no fair shares."), field("Maximum in flight per share", boxes.limit_each), field("Maximum per second per share", boxes.rate_each)),
     read() {
-      const values = { ...Object.fromEntries(Object.entries(boxes).map(([name, one]) => [name, number(one, name.replaceAll("_", " "))])), order_failure: failure.value || null, fair_by: fair.value.trim() || null };
+      const values = { ...Object.fromEntries(Object.entries(boxes).map(([name, input]) => [name, number(input, name.replaceAll("_", " "))])), order_failure: failure.value || null, fair_by: fair.value.trim() || null };
       return Object.fromEntries(Object.entries(values).filter(([name, value]) => value !== (now[name] ?? null)));
     },
   };

@@ -16,16 +16,16 @@ export async function open(main, query, signal) {
   const wanted = query.get("id"), detail = wanted === null ? null : detailOf(wanted, signal, () => refresh());
   const verbs = DECIDED.includes(query.get("state")) ? [] : Object.entries(WORDS);
   const list = new List(main, query, {
-    view: "transactions", title: "Transactions", nouns: ["transaction", "transactions"], right: "produce", topicsOf: (one) => one.topics, key: (one) => one.id,
+    view: "transactions", title: "Transactions", nouns: ["transaction", "transactions"], right: "produce", topicsOf: (transaction) => transaction.topics, key: (transaction) => transaction.id,
     fields: [["group", "Producer group", searchBox("group")], ["state", "State", choice(STATES, "")]],
     columns: [
-      { name: "Transaction", class: "name", cell: (one) => link(list.address({ ...list.asked, id: one.id }), one.id) },
-      { name: "State", class: "word", cell: (one) => state(one.state) },
-      { name: "Group", class: "name wide", cell: (one) => link(list.address({ ...list.asked, group: one.group }), one.group) },
-      { name: "Tasks", class: "number", cell: (one) => count(one.tasks) },
-      { name: "Begun", class: "when", cell: (one) => time(one.began_ms) },
-      { name: "Asked", class: "number wide", cell: (one) => asked(one) },
-      { name: "Topics", class: "body wide", cell: (one) => one.topics.join(", ") },
+      { name: "Transaction", class: "name", cell: (transaction) => link(list.address({ ...list.asked, id: transaction.id }), transaction.id) },
+      { name: "State", class: "word", cell: (transaction) => state(transaction.state) },
+      { name: "Group", class: "name wide", cell: (transaction) => link(list.address({ ...list.asked, group: transaction.group }), transaction.group) },
+      { name: "Tasks", class: "number", cell: (transaction) => count(transaction.tasks) },
+      { name: "Begun", class: "when", cell: (transaction) => time(transaction.began_ms) },
+      { name: "Asked", class: "number wide", cell: (transaction) => asked(transaction) },
+      { name: "Topics", class: "body wide", cell: (transaction) => transaction.topics.join(", ") },
     ],
     page: async (filters, after, limit) => {
       const { transactions, next } = await get("/v1/transactions", { ...filters, after, limit }, signal);
@@ -58,49 +58,49 @@ function detailOf(name, signal, onDone) {
   let shownHalves = "";
 
   async function refresh() {
-    const [one, why] = await lookUp(`/v1/transactions/${part(name)}`, {}, signal);
-    if (one === null) {
+    const [transaction, why] = await lookUp(`/v1/transactions/${part(name)}`, {}, signal);
+    if (transaction === null) {
       fill(top, h("p", { class: "problem" }, why));
       fill(below);
       return;
     }
-    const isOpen = !DECIDED.includes(one.state);
-    fill(top, section(`Transaction ${one.id}`, factsOf(one), isOpen ? h("p", { class: "next" }, next(one)) : null, isOpen ? buttons(one, onDone) : null));
+    const isOpen = !DECIDED.includes(transaction.state);
+    fill(top, section(`Transaction ${transaction.id}`, factsOf(transaction), isOpen ? h("p", { class: "next" }, next(transaction)) : null, isOpen ? buttons(transaction, onDone) : null));
     // An unchanged table is not redrawn, so that it keeps its scroll position.
-    const signature = JSON.stringify(one.halves);
+    const signature = JSON.stringify(transaction.halves);
     if (signature === shownHalves) return;
     shownHalves = signature;
-    fill(below, one.halves?.length ? halves(one) : null);
+    fill(below, transaction.halves?.length ? halves(transaction) : null);
   }
 
   return { element: h("div", null, top, below), refresh };
 }
 
-function factsOf(one) {
+function factsOf(transaction) {
   return facts([
-    ["State", state(one.state)], ["Producer group", one.group], ["Tasks", count(one.tasks)], ["Size", bytes(one.bytes)],
-    ["Topics", one.topics.flatMap((topic, at) => [at ? ", " : null, link(`#/groups?topic=${part(topic)}`, topic)])],
-    ["Begun", time(one.began_ms)], ["Last prepared", time(one.touched_ms)],
-    ["Asked", asked(one)],
-    one.checked_ms === null ? null : ["Last asked", time(one.checked_ms)],
-    one.decided_ms === null ? null : ["Decided", time(one.decided_ms)],
-    one.first_id === null ? null : ["First task", link(`#/task/${one.first_id}`, h("span", { class: "mono" }, one.first_id))],
+    ["State", state(transaction.state)], ["Producer group", transaction.group], ["Tasks", count(transaction.tasks)], ["Size", bytes(transaction.bytes)],
+    ["Topics", transaction.topics.flatMap((topic, at) => [at ? ", " : null, link(`#/groups?topic=${part(topic)}`, topic)])],
+    ["Begun", time(transaction.began_ms)], ["Last prepared", time(transaction.touched_ms)],
+    ["Asked", asked(transaction)],
+    transaction.checked_ms === null ? null : ["Last asked", time(transaction.checked_ms)],
+    transaction.decided_ms === null ? null : ["Decided", time(transaction.decided_ms)],
+    transaction.first_id === null ? null : ["First task", link(`#/task/${transaction.first_id}`, h("span", { class: "mono" }, transaction.first_id))],
   ]);
 }
 
-function buttons(one, onDone) {
-  const can = one.topics.every((topic) => may("produce", topic)), why = can ? null : "Requires the right produce for all its topics";
+function buttons(transaction, onDone) {
+  const can = transaction.topics.every((topic) => may("produce", topic)), why = can ? null : "Requires the right produce for all its topics";
   return h("div", { class: "row-acts" }, Object.entries(WORDS).map(([verb, { title, danger }]) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can, title: why, onclick: () =>
-    decide(verb, [one], `transaction ${one.id}`).then((done) => done && onDone()).catch(shown) }, `${title} …`)));
+    decide(verb, [transaction], `transaction ${transaction.id}`).then((done) => done && onDone()).catch(shown) }, `${title} …`)));
 }
 
-function next(one) {
-  if (one.state === "parked") return "All checks of its producers were without result. It stays until an operator or its producer decides.";
-  if (one.checks) return "Its producer has not decided yet. Members of its group are asked repeatedly.";
+function next(transaction) {
+  if (transaction.state === "parked") return "All checks of its producers were without result. It stays until an operator or its producer decides.";
+  if (transaction.checks) return "Its producer has not decided yet. Members of its group are asked repeatedly.";
   return "Its producer has not decided yet. After a while, members of its group are asked.";
 }
 
-function halves(one) {
+function halves(transaction) {
   const dash = () => h("span", { class: "dim" }, "–");
   const table = new Table({
     label: "Half tasks", key: (half) => half.at,
@@ -113,28 +113,28 @@ function halves(one) {
     ],
   });
   table.element.classList.add("short");
-  table.set(one.halves.map((half, at) => ({ ...half, at })));
-  const left = one.tasks - one.halves.length;
-  return section(left > 0 ? `Its half tasks: the first ${count(one.halves.length)} of ${count(one.tasks)}` : "Its half tasks", table.element);
+  table.set(transaction.halves.map((half, at) => ({ ...half, at })));
+  const left = transaction.tasks - transaction.halves.length;
+  return section(left > 0 ? `Its half tasks: the first ${count(transaction.halves.length)} of ${count(transaction.tasks)}` : "Its half tasks", table.element);
 }
 
 // --- decisions -----------------------------------------------------------------------------------
 
-const totalOf = (rows) => rows.reduce((total, one) => total + one.tasks, 0);
+const totalOf = (rows) => rows.reduce((total, transaction) => total + transaction.tasks, 0);
 const tasksOf = (number) => counted(number, "half task");
 
 function consequence(verb, rows) {
-  const topics = [...new Set(rows.flatMap((one) => one.topics))].join(", "), its = rows.length === 1 ? "Its" : "Their";
+  const topics = [...new Set(rows.flatMap((transaction) => transaction.topics))].join(", "), its = rows.length === 1 ? "Its" : "Their";
   const many = `${its} ${tasksOf(totalOf(rows))} of ${topics}`;
   if (verb === "rollback") return `${many} ${totalOf(rows) === 1 ? "is" : "are"} deleted and not delivered.`;
-  const known = rows.flatMap((one) => one.halves ?? []), now = daemonNow();
+  const known = rows.flatMap((transaction) => transaction.halves ?? []), now = daemonNow();
   const atOnce = known.filter((half) => (half.due_ms === null ? half.delay_ms <= 0 : half.due_ms <= now)).length;
   const when = known.length && known.length === totalOf(rows) ? ` ${count(atOnce)} at once, ${count(totalOf(rows) - atOnce)} later.` : "";
   return `${many} become tasks, which are delivered when they are due.${when}`;
 }
 
 export async function decide(verb, rows, many) {
-  const { title, done, confirm, danger } = WORDS[verb], open = rows.filter((one) => one.state === "open").length;
+  const { title, done, confirm, danger } = WORDS[verb], open = rows.filter((transaction) => transaction.state === "open").length;
   const sure = await ask({ title: `${title} ${many}?`, confirm, danger, text: [
     consequence(verb, rows),
     open ? `${rows.length === 1 ? "It is" : `${count(open)} of them are`} not parked: the producer may be about to decide otherwise.` : null,
@@ -143,9 +143,9 @@ export async function decide(verb, rows, many) {
   if (!sure) return false;
   let decided = 0, tasks = 0;
   const problems = [];
-  for (const one of rows) {
+  for (const transaction of rows) {
     try {
-      const { ids } = await post(`/v1/transactions/${part(one.id)}/${verb}`);
+      const { ids } = await post(`/v1/transactions/${part(transaction.id)}/${verb}`);
       decided += 1;
       tasks += ids.length;
     } catch (error) {

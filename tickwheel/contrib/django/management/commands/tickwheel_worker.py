@@ -27,7 +27,7 @@ class Command(BaseCommand):
     """Runs workers until SIGTERM or Ctrl-C. It waits for a daemon that is not running yet."""
 
     help = "Runs Tickwheel handlers until SIGTERM or Ctrl-C; a second signal ends the grace period."
-    requires_system_checks = ()  # with --reload the child runs them and restarts after a fix
+    requires_system_checks = ()  # ``handle`` does; with --reload, only in the child
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
