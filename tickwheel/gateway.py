@@ -57,6 +57,7 @@ from tickwheel.errors import (
 from tickwheel.model.records import DEFAULT_GROUP
 from tickwheel.model.values import INTEGER_MAX, SHARD_BITS
 from tickwheel.server import checks
+from tickwheel.server.access.logins import LINK_PREFIX
 from tickwheel.server.http.all_shards import NoAnswer, fetch
 from tickwheel.server.http.api import Api
 from tickwheel.server.http.app import API_PREFIX
@@ -64,7 +65,6 @@ from tickwheel.server.http.call import as_json
 from tickwheel.server.http.deliveries import DeliveredTask
 from tickwheel.server.http.exchange import Exchange, settle_fields
 from tickwheel.server.http.pages import pages
-from tickwheel.server.logins import LINK_PREFIX
 from tickwheel.server.settings import local_host, split_address
 from tickwheel.server.shard.callers import ANONYMOUS, NOBODY, Caller, NullSink
 from tickwheel.server.shard.guard import AuditStage
@@ -79,10 +79,10 @@ if TYPE_CHECKING:
     from tickwheel.client.delivery import Delivery
     from tickwheel.clock import Clock
     from tickwheel.engine.topics import DeliverySink
+    from tickwheel.server.access.logins import Logins
     from tickwheel.server.http.call import Route
     from tickwheel.server.http.exchange import Answer, DeliveryRequest, Receipt, Render, RenderPull
     from tickwheel.server.http.types import RequestIdentity
-    from tickwheel.server.logins import Logins
     from tickwheel.server.metrics.observed import Observed
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.callers import OnEvent, Principal

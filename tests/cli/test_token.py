@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tickwheel.cli.app import run
-from tickwheel.server import tokens
+from tickwheel.server.access import tokens
 
 Capture = pytest.CaptureFixture[str]
 

@@ -117,6 +117,7 @@ async def test_a_columns_frame_resent_as_tasks_still_fits() -> None:
         ({"bodies": [b""], "delays": [-1]}, errors.BadRequest, "delays[0]"),
         ({"bodies": [b""], "delays": [float("nan")]}, errors.BadRequest, "delays[0]"),
         ({"bodies": [b""], "delays": [1e9]}, errors.DueTooFar, "delays[0] is"),
+        ({"bodies": [b""], "delay": 1e9}, errors.DueTooFar, "delay is"),
         ({"bodies": [b""], "delay": 1, "delays": [1]}, errors.BadRequest, "either delay or delays"),
         ({"topic": "a b", "bodies": []}, errors.BadRequest, "topic must be"),
     ],

@@ -18,7 +18,7 @@ from support.daemon import Daemon
 from support.nodes import Node, Nodes
 from support.redis_server import RedisServer
 from support.waiting import until
-from tickwheel.server import tokens
+from tickwheel.server.access import tokens
 
 Open = Callable[..., Console]
 OTHER = LONG[:100]

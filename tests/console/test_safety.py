@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 from console.asking import ask, enqueue, get, held_keys, make_group, post, prepare
 from console.conftest import AT_BOTH_DOORS, Console
 from support.daemon import Daemon
-from tickwheel.server import tokens
+from tickwheel.server.access import tokens
 
 Open = Callable[..., Console]
 HOUR_MS = 3_600_000

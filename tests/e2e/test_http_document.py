@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.daemon import Daemon, TwoShards
-from tickwheel.server import tokens
+from tickwheel.server.access import tokens
 
 CHECKS = (
     "not_a_server_error",

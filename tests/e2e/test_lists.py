@@ -24,7 +24,7 @@ from tickwheel import Client, Retry, Task, Worker
 from tickwheel.api.frames import FrameType
 from tickwheel.cli.app import app
 from tickwheel.cli.output import ROWS_SHOWN
-from tickwheel.server import tokens
+from tickwheel.server.access import tokens
 
 MANY = ROWS_SHOWN + 20
 

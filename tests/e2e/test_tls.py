@@ -27,7 +27,7 @@ from tickwheel.api.frames import FrameType as T
 from tickwheel.persistence.redis.driver import options_from
 from tickwheel.persistence.redis.opening import lay_out, look
 from tickwheel.protocol import Decoder, encode
-from tickwheel.server import tokens
+from tickwheel.server.access import tokens
 from tickwheel.sync import Client as SyncClient
 
 

@@ -17,7 +17,7 @@ from support.raw import Raw
 from support.waiting import soon
 from tickwheel import Client, errors
 from tickwheel.api.frames import FrameType as T
-from tickwheel.server import tokens
+from tickwheel.server.access import tokens
 
 HOUR_MS = 3_600_000
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -38,10 +39,34 @@ def plan_of(
 ) -> Plan:
     fill(folder, [[record] for record in records])
     path = folder / "plan"
-    given = request(str(path), str(folder), 0, size, wanted)
-    done = subprocess.run(command(), input=given, capture_output=True, check=False, timeout=60)
-    assert (done.returncode, done.stdout) == (0, b"done\n"), done.stderr.decode()
+    with planner(folder, wanted, size) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read() == b"done\n", process.stderr.read().decode()
+        assert process.wait(60) == 0
     return Plan(str(path))
+
+
+def planner(
+    folder: Path, wanted: ResetScope = WANTED, size: int = 1 << 30
+) -> subprocess.Popen[bytes]:
+    """The process that computes a plan; closing its input stands for the end of the daemon."""
+    process = subprocess.Popen(
+        command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    process.stdin.write(request(str(folder / "plan"), str(folder), 0, size, wanted))
+    process.stdin.flush()
+    return process
+
+
+def test_a_planner_ends_with_its_daemon(tmp_path: Path) -> None:
+    segment = tmp_path / hour_folder(hour_of(NOW_MS)) / str(SegmentName("n", 0, 1, 1, sealed=False))
+    segment.parent.mkdir(parents=True)
+    os.mkfifo(segment)  # it is never read to its end
+    with planner(tmp_path) as process, segment.open("wb"):
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(60) == 1
 
 
 def ids(plan: Plan) -> list[int]:

@@ -46,7 +46,7 @@ OWNERSHIP = "tests/engine/test_engine_ownership.py::test_"
 COALESCING = "tests/server/shard/test_coalescing.py::test_"
 EXPLAINED = "tests/server/shard/test_explaining.py::test_a_task_is_explained"
 MODES = "tests/e2e/test_lifecycle.py::test_files_have_at_most_the_configured_mode[args0-None-416]"
-GIVEN_UP = "tests/server/test_reshard.py::test_a_check_refuses_superseded_databases[1]"
+GIVEN_UP = "tests/server/fleet/test_reshard.py::test_a_check_refuses_superseded_databases[1]"
 COALESCING_MODEL = (
     "tests/engine/test_coalescing_model.py::test_a_long_random_run_matches_the_model[1-800]"
 )
@@ -272,8 +272,8 @@ FENCED = (
         "whoever finds no lease behind a failover leads, though its owner knows more and lives",
         {"Leadership._owner_had_time": (instead("state.leased_here", "True"),)},
         (
-            "tests/server/test_leadership.py::test_a_returning_store_waits_for_its_owner_first",
-            "tests/server/test_leadership.py::test_a_promoted_replica_waits_for_its_owner_first",
+            "tests/server/fleet/test_leadership.py::test_a_returning_store_waits_for_its_owner_first",
+            "tests/server/fleet/test_leadership.py::test_a_promoted_replica_waits_for_its_owner_first",
         ),
     ),
     Bug(
@@ -303,7 +303,7 @@ FENCED = (
         "the lease of whoever has this node's name is taken at once",
         {"Leadership.first_campaign": (without("is_over"),)},
         (
-            "tests/server/test_leadership.py"
+            "tests/server/fleet/test_leadership.py"
             "::test_the_first_campaign_yields_unless_the_leader_is_dead",
         ),
     ),
@@ -626,7 +626,7 @@ ALLOWED = (
         "a right for one topic is one for all",
         {"RightsStage._check": (condition("topics", "False"),)},
         (
-            "tests/server/test_rights.py::test_every_tcp_request_needs_its_right[produce=u]",
+            "tests/server/access/test_rights.py::test_every_tcp_request_needs_its_right[produce=u]",
             "tests/server/test_guard.py::test_one_forbidden_topic_refuses_the_whole_request",
         ),
     ),
@@ -651,13 +651,15 @@ ALLOWED = (
                 ),
             ),
         },
-        ("tests/server/test_rights.py::test_undeclared_operations_are_not_exposed",),
+        ("tests/server/access/test_rights.py::test_undeclared_operations_are_not_exposed",),
     ),
     Bug(
         "an-expired-token-passes",
         "the end of a token is only shown",
         {"Logins.authenticate": (without("is_over"),)},
-        ("tests/server/test_logins.py::test_an_expired_token_is_refused_and_ends_its_connections",),
+        (
+            "tests/server/access/test_logins.py::test_an_expired_token_is_refused_and_ends_its_connections",
+        ),
     ),
     Bug(
         "a-cookie-counts-alone",
@@ -688,7 +690,7 @@ BOUNDED = (
         (
             "tests/server/test_bounds.py"
             "::test_log_lines_of_unauthenticated_connections_are_limited",
-            "tests/server/test_leadership.py::test_repeated_log_events_are_limited",
+            "tests/server/fleet/test_leadership.py::test_repeated_log_events_are_limited",
         ),
     ),
     Bug(
@@ -738,7 +740,7 @@ NODES = (
         {"registrar:decide": (without("standbys"),)},
         (
             SIMULATED_NODES,
-            "tests/server/test_placement.py::test_a_shard_is_handed_over_only_to_a_standby",
+            "tests/server/fleet/test_placement.py::test_a_shard_is_handed_over_only_to_a_standby",
         ),
     ),
     Bug(
@@ -896,7 +898,9 @@ RESHARDED = (
                 instead("self.shard_of(row.once.key.hex())", "self._shard_without_basis(source)"),
             )
         },
-        ("tests/server/test_reshard.py::test_idempotency_answers_move_to_their_new_home_shard",),
+        (
+            "tests/server/fleet/test_reshard.py::test_idempotency_answers_move_to_their_new_home_shard",
+        ),
     ),
 )
 
@@ -989,7 +993,7 @@ WHOLE = (
         "a-quota-of-each-shard",
         "a token has its quota once in each shard",
         {"share_of_limit": (returning("most"),)},
-        ("tests/server/test_quotas.py::test_quotas_cover_all_shards_together[quotas0-10]",),
+        ("tests/server/access/test_quotas.py::test_quotas_cover_all_shards_together[quotas0-10]",),
     ),
     Bug(
         "a-claim-that-has-ended-counts",
@@ -1013,8 +1017,8 @@ WHOLE = (
     Bug(
         "a-new-file-of-tokens-is-roots",
         "the daemon cannot read what root has changed, and goes by tokens that were revoked",
-        {"server/tokens:_replace": (dropped("os.fchown"),)},
-        ("tests/server/test_tokens.py::test_root_keeps_the_owner_of_the_token_file",),
+        {"server/access/tokens:_replace": (dropped("os.fchown"),)},
+        ("tests/server/access/test_tokens.py::test_root_keeps_the_owner_of_the_token_file",),
         usual=True,
     ),
     Bug(

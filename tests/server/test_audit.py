@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from server.access_rig import AccessRig, id_of
+from server.access.access_rig import AccessRig, id_of
 from support.shard_rig import Peer
 from tickwheel import log_writer
 from tickwheel.api.frames import FrameType as T
@@ -22,7 +22,7 @@ from tickwheel.api.verb import Right
 from tickwheel.api.verbs import VERBS
 from tickwheel.cli.app import run
 from tickwheel.limits import Limits
-from tickwheel.server import tokens
+from tickwheel.server.access import tokens
 from tickwheel.server.logs import LINES_MAX
 from tickwheel.server.shard.callers import Caller, NullSink
 from tickwheel.server.shard.guard import AUDITED, IDS_MAX, TEXT_LENGTH_MAX, AuditStage

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from server.access_rig import AccessRig
+from server.access.access_rig import AccessRig
 from support.shard_rig import Peer
 from tickwheel.api.frames import FrameType as T
 from tickwheel.model.kinds import Reach, TransactionState

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.access_rig import AccessRig
+from server.access.access_rig import AccessRig
 from support.shard_rig import NOW_MS, Peer, started
 from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol import encode

@@ -191,6 +191,8 @@ def test_a_policy_is_answered_with_all_its_numbers_and_its_name() -> None:
         ({"rate": "5"}, "rate must be"),
         ({"burst": 0}, "burst must be an integer between 1"),
         ({"burst": 2.0}, "burst must be an integer between 1"),
+        ({"burst": 5}, r"burst \(5\) needs rate"),
+        ({"burst": 5, "rate": None}, r"burst \(5\) needs rate"),
         ({"retry": "x"}, "does not exist"),
     ],
 )
@@ -203,7 +205,9 @@ def test_invalid_group_settings_are_named(given: dict[str, Any], said: str) -> N
 def test_configure_changes_only_the_named_settings() -> None:
     before = GroupSettings(True, 5.0, 7, "slow", paused_ms=3)
     assert checks.settings({}, before, KNOWN, 5) == before
-    assert checks.settings({"rate": None}, before, KNOWN, 5) == before._replace(rate=None)
+    assert checks.settings({"rate": None}, before, KNOWN, 5) == (
+        before._replace(rate=None, burst=None)
+    )
     assert SettingsFields.checked({"rate": 3}, Limits()).values() == {"rate": 3.0}
     assert checks.settings({"retry": None, "paused": False}, before, KNOWN, 5) == (
         GroupSettings(False, 5.0, 7, None)

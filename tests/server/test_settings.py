@@ -17,7 +17,7 @@ from support.stand_in import stand_in
 from tickwheel.cli.app import app
 from tickwheel.errors import BadRequest
 from tickwheel.server import daemon as main
-from tickwheel.server import tokens
+from tickwheel.server.access import tokens
 from tickwheel.server.settings import Settings, load, split_address
 
 

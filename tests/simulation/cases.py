@@ -26,7 +26,7 @@ from simulation.world import GENTLE_EACH, World, simulate
 from tickwheel.client.connection import Connection
 from tickwheel.model.kinds import Effects
 from tickwheel.persistence.contract import StoreError
-from tickwheel.server.lease import Leadership
+from tickwheel.server.fleet.lease import Leadership
 
 SEEDS_MAX = 200
 NAMED = (3, 4)

@@ -22,17 +22,17 @@ from simulation.store import Line, Server, Unanswered
 from simulation.world import DAEMON, PORT, TTL_S, Log
 from tickwheel.errors import TickwheelError
 from tickwheel.persistence.contract import NodeRecord, NodesSeen, StoreAway
-from tickwheel.server.board import Board, Bulletin, Member, Node, State
-from tickwheel.server.nodes import BULLETIN_CHANGED, NodeParent
-from tickwheel.server.processes import Process, ProcessKind
-from tickwheel.server.registrar import Registrar
+from tickwheel.server.fleet.board import Board, Bulletin, Member, Node, State
+from tickwheel.server.fleet.nodes import BULLETIN_CHANGED, NodeParent
+from tickwheel.server.fleet.processes import Process, ProcessKind
+from tickwheel.server.fleet.registrar import Registrar
 from tickwheel.server.settings import Settings
 
 if TYPE_CHECKING:
     import random
 
     from simulation.nodes import NodesWorld
-    from tickwheel.server.registrar import FrontDoor
+    from tickwheel.server.fleet.registrar import FrontDoor
 
 BIRTH_S = (0.02, 0.12)
 """How long a process takes to begin."""

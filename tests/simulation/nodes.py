@@ -35,12 +35,12 @@ from simulation.store import STORE, Line, NodeElection, Server, Unanswered
 from simulation.world import Outcome, Run
 from tickwheel.clock import Clock
 from tickwheel.persistence.contract import Fenced
-from tickwheel.server import processes as parents
-from tickwheel.server import registrar as registrars
-from tickwheel.server.board import Member, Node, Role
-from tickwheel.server.lease import Deposed, Leadership
-from tickwheel.server.processes import Process, ProcessKind
-from tickwheel.server.registrar import place
+from tickwheel.server.fleet import processes as parents
+from tickwheel.server.fleet import registrar as registrars
+from tickwheel.server.fleet.board import Member, Node, Role
+from tickwheel.server.fleet.lease import Deposed, Leadership
+from tickwheel.server.fleet.processes import Process, ProcessKind
+from tickwheel.server.fleet.registrar import place
 
 GAP_S = 0.5
 """Maximum seconds without a leader during a handover."""

@@ -32,17 +32,17 @@ from tickwheel.model.records import GroupRow, GroupSettings
 from tickwheel.model.values import shard_of
 from tickwheel.persistence.contract import StoreError
 from tickwheel.server import daemon as daemons
-from tickwheel.server import lease as leases
-from tickwheel.server import registrar as registrars
 from tickwheel.server import roles
-from tickwheel.server.board import Member
-from tickwheel.server.registrar import FrontDoor
+from tickwheel.server.fleet import lease as leases
+from tickwheel.server.fleet import registrar as registrars
+from tickwheel.server.fleet.board import Member
+from tickwheel.server.fleet.registrar import FrontDoor
 from tickwheel.server.settings import Settings, split_address
 
 if TYPE_CHECKING:
     from simulation.network import Listening
     from tickwheel.server.daemon import Daemon
-    from tickwheel.server.processes import Process
+    from tickwheel.server.fleet.processes import Process
 
 CALM_S = 10.0
 """So long calm runs have something to do, all wishes being done by then,"""

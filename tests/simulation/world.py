@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tickwheel.engine.topics import Dispatch
-    from tickwheel.server.board import Member
+    from tickwheel.server.fleet.board import Member
 
 PORT = 7355
 TTL_S = 1.2

@@ -22,7 +22,7 @@ from tickwheel.engine.engine import Engine
 from tickwheel.model.kinds import Effects
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol import Decoder, Frame, encode
-from tickwheel.server.logins import Logins
+from tickwheel.server.access.logins import Logins
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import Settings
 from tickwheel.server.shard.operations import Operations, StandbyOperations

@@ -20,7 +20,7 @@ from tickwheel.api.verb import Right
 from tickwheel.errors import BadRequest, NotFound
 from tickwheel.gateway import Gateway
 from tickwheel.persistence.contract import Leader
-from tickwheel.server import tokens
+from tickwheel.server.access import tokens
 from tickwheel.server.http.api import Api
 from tickwheel.server.http.app import Http
 from tickwheel.server.roles import status_map

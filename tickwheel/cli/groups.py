@@ -295,9 +295,7 @@ async def rate(
     Use it for the backlog after a downtime: due tasks wait, and none is lost.
     """
     per_second = None if limit == "none" else limit
-    if per_second is None and burst is not None:
-        raise BadRequest("--burst requires a rate, not none")
-    also = {"burst": burst} if per_second is None or burst is not None else {}
+    also = {} if burst is None else {"burst": burst}
     await _configure(call, topic, group, rate=per_second, **also)
 
 
@@ -308,12 +306,7 @@ def _show_created(call: Call, request: Map, settings: GroupSettings) -> None:
         call.out.remark(f"group {names} already exists; nothing was changed")
 
 
-def _check_burst(request: Map) -> None:
-    if "burst" in request and "rate" not in request:
-        raise BadRequest("--burst requires --rate")
-
-
-create_group = declared("create_group", _show_created, check=_check_burst)
+create_group = declared("create_group", _show_created)
 
 
 async def set_group(

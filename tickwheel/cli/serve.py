@@ -46,9 +46,9 @@ from tickwheel.log_writer import unblock_stderr
 if TYPE_CHECKING:
     from tickwheel.demo.demonstration import Result
     from tickwheel.persistence.redis.opening import StoredShard
-    from tickwheel.server.reshard import Report
+    from tickwheel.server.access.tokens import Token
+    from tickwheel.server.fleet.reshard import Report
     from tickwheel.server.settings import Settings
-    from tickwheel.server.tokens import Token
 
 STORE_HELP = (
     "memory:, sqlite:///relative.db, sqlite:////absolute.db, redis://HOST:PORT/DB"
@@ -168,14 +168,14 @@ def serve(
     from tickwheel.persistence import shard_count, shard_folder
 
     if shard_count(settings.store) is not None:
-        from tickwheel.server import nodes
+        from tickwheel.server.fleet import nodes
 
         return nodes.run(settings)
     if settings.processes == 1 and shard_folder(settings.store) is None:
         from tickwheel.server.daemon import run
 
         return run(settings)
-    from tickwheel.server import processes
+    from tickwheel.server.fleet import processes
 
     return processes.run(settings)
 
@@ -296,7 +296,7 @@ def init(
     from tickwheel.persistence import parse, shard_folder, with_setting, without_secrets
 
     if settings.processes != 1 or shard_folder(settings.store) is not None:
-        from tickwheel.server import processes as folders
+        from tickwheel.server.fleet import processes as folders
 
         if force or branch:
             raise BadRequest(
@@ -461,7 +461,7 @@ def reshard(
     interruption, run the command again.
     """
     settings = _load_settings(config, given({"store": store}))
-    from tickwheel.server import reshard as resharding
+    from tickwheel.server.fleet import reshard as resharding
 
     plan = resharding.Plan(settings.store, to, into, dry_run)
     report = resharding.reshard(plan, int(time.time() * 1000))
@@ -713,7 +713,7 @@ def create_token(
 
     Other tokens of the same name stay valid: create the new one, distribute it, revoke the old one.
     """
-    from tickwheel.server import tokens
+    from tickwheel.server.access import tokens
 
     now_ms = time.time_ns() // 1_000_000
     expires_ms = None if expires is None else now_ms + int(expires * 1000)
@@ -729,7 +729,7 @@ def create_token(
 @offline(JSON_HERE)
 def list_tokens(call: Call, file: TokensOption) -> None:
     """List the tokens of the file with their rights, expiry and last use, never their secrets."""
-    from tickwheel.server import tokens
+    from tickwheel.server.access import tokens
 
     path = Path(file)
     tokens_by_id, used = tokens.read(path), tokens.read_used(path)
@@ -763,7 +763,7 @@ def revoke_token(
     every: Annotated[bool, flag("All tokens with this name.", "--all")] = False,
 ) -> None:
     """Revoke a token: its connections end within seconds, and it is no longer accepted."""
-    from tickwheel.server import tokens
+    from tickwheel.server.access import tokens
 
     for token in tokens.revoke(Path(file), which, every=every):
         fields = {"id": token.id, "name": token.name, "revoked": True}

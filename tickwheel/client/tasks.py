@@ -242,8 +242,9 @@ class TaskChecker:
             raise BadRequest(message)
         if delays_ms and max(delays_ms) > limits.delay_ms_max:
             index = next(i for i, ms in enumerate(delays_ms) if ms > limits.delay_ms_max)
+            field = "delay" if delays is None else f"delays[{index}]"
             raise DueTooFar(
-                f"delays[{index}] is {delays_ms[index]} ms; the limit is {limits.delay_ms_max}"
+                f"{field} is {delays_ms[index]} ms; the limit is {limits.delay_ms_max}"
                 " ms (the daemon's delay_max_s)"
             )
         return Columns(name, checked_bodies, delays_ms, lengths)

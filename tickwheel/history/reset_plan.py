@@ -27,6 +27,7 @@ import json
 import os
 import sqlite3
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from enum import IntFlag
@@ -481,17 +482,19 @@ def _apply_filter(plan: Plan, reset: ResetScope) -> None:
 
 def command() -> list[str]:
     """Return the command that computes a plan. It reads a ``request`` from its standard input, and
-    writes a line to its standard output when the plan is finished."""
+    writes a line to its standard output when the plan is finished. It exits at once when its
+    standard input ends, as it does when the daemon ends."""
     return [sys.executable, "-m", "tickwheel.history.reset_plan"]
 
 
 def request(path: str, folder: str, shard: int, bytes_max: int, reset: ResetScope) -> bytes:
     fields = {"path": path, "folder": folder, "shard": shard, "bytes_max": bytes_max}
-    return dumps(fields | asdict(reset)).encode()
+    return dumps(fields | asdict(reset)).encode() + b"\n"
 
 
 def main() -> int:
-    fields: dict[str, Any] = json.loads(sys.stdin.buffer.read())
+    fields: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_exit_with_daemon, daemon=True).start()
     path, folder, shard = fields.pop("path"), fields.pop("folder"), fields.pop("shard")
     os.nice(NICENESS)
     with Plan(path, fields.pop("bytes_max")) as plan:
@@ -501,6 +504,11 @@ def main() -> int:
         fill(plan, lambda: events_of(Path(folder), shard, reset.topic), reset, begins_ms, missing)
     sys.stdout.write("done\n")
     return 0
+
+
+def _exit_with_daemon() -> None:
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -716,7 +716,7 @@ def _parser() -> Callable[[str], Condition]:
         lexer="basic",
         maybe_placeholders=False,
         transformer=Reading(),
-        g_regex_flags=re.ASCII,  # otherwise S would match ſ when case is ignored
+        g_regex_flags=re.ASCII,  # otherwise S would match U+017F when case is ignored
     )
 
     def run(text: str) -> Condition:

@@ -8,7 +8,7 @@ A store's module is imported only when a URL names it.
 
 In a folder of several shards (``sqlite:///DIR/``), only ``shards.json`` says where the databases
 are. It is written atomically, after all databases, so a folder is never half initialized, and a
-change of the number of shards by ``server/reshard.py`` leaves either the old layout or the new one.
+change of the number of shards leaves either the old layout or the new one.
 """
 
 from __future__ import annotations

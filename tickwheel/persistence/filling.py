@@ -1,6 +1,6 @@
 """Fills a new store with the rows of one moment. A restore computes the rows from a backup and
 events (``history/restore.py``), a change of the number of shards reads them from the old databases
-(``server/reshard.py``), and a backup of a store other than SQLite copies them (``copying``).
+(``server/fleet/reshard.py``), and a backup of a store other than SQLite copies them (``copying``).
 
 The filler writes numbered batches, bounded in rows and bytes, into a store that nobody else has
 open. On success it closes the store properly, and the meta table records the origin of the rows.

@@ -206,7 +206,8 @@ def settings(
     changes: Mapping[str, Any], before: GroupSettings, known: Mapping[str, RetryPolicy], now_ms: int
 ) -> GroupSettings:
     """Return the settings ``before`` with ``changes`` applied at ``now_ms``. The changes must have
-    been checked by their kinds. Raise BadRequest or LimitExceeded for contradictory fields."""
+    been checked by their kinds. Removing a setting also removes the settings that need it. Raise
+    BadRequest or LimitExceeded for contradictory fields."""
     named = {name: value for name, value in changes.items() if name not in LINE_SETTINGS}
     for flag in ("paused", "broadcast_only"):
         if flag in named and named[flag] is None:
@@ -220,7 +221,10 @@ def settings(
         if named.get("where") is not None:
             check_can_hold(new_filter)
         named |= {"tags": new_filter.tags, "where": new_filter.where}
+    if named.get("rate", KEPT) is None:
+        named = {"burst": None} | named
     after = with_line_settings(changes, before._replace(**named))
+    _check_needs(after)
     if after.paused == before.paused:
         return after
     return after._replace(paused_ms=now_ms if after.paused else None)
@@ -247,16 +251,21 @@ def with_line_settings(changes: Mapping[str, Any], before: GroupSettings) -> Gro
                 " which retries until it succeeds"
             )
         after = after.replaced({"order_attempts": None})
-    values = after.flat()
-    for setting, other in NEEDS.items():
-        if values[setting] is not None and values[other] is None:
-            raise BadRequest(f"{setting} ({values[setting]}) needs {other}")
+    _check_needs(after)
     return after
 
 
 KEPT = "kept"
-NEEDS = {"limit_each": "fair_by", "rate_each": "fair_by"}
+NEEDS = {"burst": "rate", "limit_each": "fair_by", "rate_each": "fair_by"}
 """For some settings, the other setting that they need."""
+
+
+def _check_needs(settings: GroupSettings) -> None:
+    """Raise BadRequest if a setting lacks the other setting that it needs."""
+    values = settings.flat()
+    for setting, other in NEEDS.items():
+        if values[setting] is not None and values[other] is None:
+            raise BadRequest(f"{setting} ({values[setting]}) needs {other}")
 
 
 def consumer_line_settings(options: Mapping[str, Any]) -> dict[str, Any]:

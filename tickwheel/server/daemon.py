@@ -34,7 +34,8 @@ from tickwheel.persistence.contract import (
     StoreUnreachable,
 )
 from tickwheel.protocol import encode
-from tickwheel.server.logins import Entrance
+from tickwheel.server.access.logins import Entrance
+from tickwheel.server.access.tls import TlsServer
 from tickwheel.server.logs import Log, LogRateLimit, configure
 from tickwheel.server.metrics.observed import probe_loop
 from tickwheel.server.outbound import Outbound
@@ -42,13 +43,12 @@ from tickwheel.server.roles import Roles, check_folders, readiness, status_map
 from tickwheel.server.settings import Settings, split_address
 from tickwheel.server.shard.operations import Operations, StandbyOperations
 from tickwheel.server.tcp.listener import Listener, value_bytes
-from tickwheel.server.tls import TlsServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tickwheel.clock import Sources
-    from tickwheel.server.board import Member
+    from tickwheel.server.fleet.board import Member
     from tickwheel.server.http.api import Api
     from tickwheel.server.http.app import Http
     from tickwheel.server.metrics.exposition import Exposition

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from asyncio.subprocess import Process
     from collections.abc import Callable, Mapping
 
-    from tickwheel.server.logins import Logins
+    from tickwheel.server.access.logins import Logins
     from tickwheel.server.roles import Roles
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.operations import Operations

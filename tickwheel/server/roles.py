@@ -50,7 +50,7 @@ from tickwheel.persistence.contract import (
     StoreError,
     StoreUnreachable,
 )
-from tickwheel.server.lease import Leadership, Life
+from tickwheel.server.fleet.lease import Leadership, Life
 from tickwheel.server.logs import REPEATING, Log, LogRateLimit, log_event
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import HOT_BYTES_MAX, REDIS_RESIDENT_BYTES_MAX, Settings
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Sources
     from tickwheel.engine.state import EngineConfig
     from tickwheel.persistence.contract import Siblings
-    from tickwheel.server.board import Member
+    from tickwheel.server.fleet.board import Member
     from tickwheel.server.shard.parts import Sender
     from tickwheel.server.tracing import Exports, Tracing
 

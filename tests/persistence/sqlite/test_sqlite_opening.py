@@ -27,7 +27,7 @@ from tickwheel.persistence.sqlite import (
     writer,
 )
 from tickwheel.persistence.sqlite.database import MIB
-from tickwheel.server.reshard import Plan, reshard
+from tickwheel.server.fleet.reshard import Plan, reshard
 
 
 @pytest.fixture

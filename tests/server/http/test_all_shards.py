@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as families
 
 from support.waiting import soon
-from tickwheel.server.board import Board, ProcessState, State
+from tickwheel.server.fleet.board import Board, ProcessState, State
 from tickwheel.server.http.all_shards import NoAnswer, SharedCalls, add_shard_metrics, fetch
 from tickwheel.server.metrics import catalogue
 

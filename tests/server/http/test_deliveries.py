@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.access_rig import AccessRig
+from server.access.access_rig import AccessRig
 from server.http.rig import HttpRig, Response
 from support.shard_rig import NOW_MS
 from tickwheel.server.http.deliveries import GROUPS_MAX, receipt_text

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import tickwheel
-from server.access_rig import AccessRig
+from server.access.access_rig import AccessRig
 from server.http.rig import Request, Response
 from support.ports import free_port
 from support.shard_rig import NOW_MS
@@ -28,10 +28,10 @@ from tickwheel.clock import Clock
 from tickwheel.errors import Conflict, SendTimeout
 from tickwheel.gateway import Gateway
 from tickwheel.model.values import SHARD_BITS
-from tickwheel.server import tokens
+from tickwheel.server.access import tokens
+from tickwheel.server.access.logins import REVOKED, Logins
 from tickwheel.server.http.declared import answer_type
 from tickwheel.server.http.pages import document_bytes
-from tickwheel.server.logins import REVOKED, Logins
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import Settings
 from tickwheel.server.shard import backups

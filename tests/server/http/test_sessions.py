@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from server.access_rig import AccessRig, id_of
+from server.access.access_rig import AccessRig, id_of
 from server.http.rig import HttpRig, Request
 from support.shard_rig import started
 from tickwheel.api.verb import Right
-from tickwheel.server import tokens
-from tickwheel.server.logins import (
+from tickwheel.server.access import tokens
+from tickwheel.server.access.logins import (
     LINK_S,
     LINKS_EACH_MAX,
     SESSION_S,

@@ -34,9 +34,9 @@ from starlette.routing import BaseRoute, Route
 from tickwheel.clock import Clock
 from tickwheel.errors import NotFound, TickwheelError, Unauthorized
 from tickwheel.server import daemon
-from tickwheel.server.board import State, how_ended
+from tickwheel.server.access.logins import Entrance
+from tickwheel.server.fleet.board import State, how_ended
 from tickwheel.server.http.app import NO_API, Http, refusal
-from tickwheel.server.logins import Entrance
 from tickwheel.server.logs import Log, configure, log_event
 from tickwheel.server.metrics import catalogue
 from tickwheel.server.metrics.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Family, lines
@@ -46,7 +46,7 @@ from tickwheel.server.settings import local_host, split_address
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from tickwheel.server.board import Board, ProcessState
+    from tickwheel.server.fleet.board import Board, ProcessState
     from tickwheel.server.settings import Settings
 
 READY_S: Final = 0.8

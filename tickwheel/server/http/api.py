@@ -28,6 +28,7 @@ from tickwheel.errors import (
     TooManyConnections,
     Unauthorized,
 )
+from tickwheel.server.access.logins import LINK_PREFIX, REVOKED, Logins, Sessions, cookie_of
 from tickwheel.server.http import types
 from tickwheel.server.http.call import (
     Body,
@@ -48,7 +49,6 @@ from tickwheel.server.http.call import (
 from tickwheel.server.http.exchange import Exchange, ShardExchange
 from tickwheel.server.http.routes import ROUTES, SESSIONS_PATH, Router, allowed_by
 from tickwheel.server.http.types import Reader
-from tickwheel.server.logins import LINK_PREFIX, REVOKED, Logins, Sessions, cookie_of
 from tickwheel.server.logs import bind_trace
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.callers import NOBODY

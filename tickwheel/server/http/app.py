@@ -36,8 +36,8 @@ from tickwheel.errors import BadRequest, Forbidden, NotFound, TickwheelError, Tl
 from tickwheel.server.tcp.connection import keep_alive
 
 if TYPE_CHECKING:
+    from tickwheel.server.access.tls import TlsServer
     from tickwheel.server.http.api import Api
-    from tickwheel.server.tls import TlsServer
 
 Readiness = Callable[[], Awaitable[tuple[bool, dict[str, Any]]]]
 """Returns whether the daemon is ready, and details for the answer."""

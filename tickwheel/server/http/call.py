@@ -46,9 +46,9 @@ from tickwheel.errors import (
 from tickwheel.server.http import types
 
 if TYPE_CHECKING:
+    from tickwheel.server.access.logins import Sessions
     from tickwheel.server.http.exchange import Exchange
     from tickwheel.server.http.types import Reader
-    from tickwheel.server.logins import Sessions
     from tickwheel.server.shard.callers import Principal
 
 _encoder = msgspec.json.Encoder()

@@ -39,6 +39,7 @@ from tickwheel.errors import (
     shown,
 )
 from tickwheel.server import checks
+from tickwheel.server.access.logins import SESSION_S, cookie_name, cookie_of
 from tickwheel.server.http import deliveries, enqueue, types
 from tickwheel.server.http.call import ClientGone, Route, as_json
 from tickwheel.server.http.call import line as problem_line
@@ -59,7 +60,6 @@ from tickwheel.server.http.declared import (
 from tickwheel.server.http.deliveries import SSE
 from tickwheel.server.http.enqueue import NDJSON
 from tickwheel.server.http.types import due_of
-from tickwheel.server.logins import SESSION_S, cookie_name, cookie_of
 from tickwheel.server.shard.callers import ALL_TOPICS, NOBODY
 
 if TYPE_CHECKING:

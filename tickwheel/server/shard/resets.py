@@ -41,6 +41,7 @@ from tickwheel.server.shard.groups import find_group
 from tickwheel.server.shard.reads import when_back
 
 if TYPE_CHECKING:
+    from asyncio.subprocess import Process
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from tickwheel.api.groups import Reset, ResetTrial
@@ -293,7 +294,7 @@ async def _make_file(request: bytes, is_wanted: Callable[[], bool]) -> None:
         )
     except OSError as error:
         raise CannotPlan(f"the process cannot be started: {error.strerror}") from None
-    ending = asyncio.create_task(process.communicate(request))
+    ending = asyncio.create_task(_outcome(process, request))
     try:
         while not ending.done():
             await asyncio.wait((ending,), timeout=CHECK_S)
@@ -307,6 +308,17 @@ async def _make_file(request: bytes, is_wanted: Callable[[], bool]) -> None:
         if not ending.done():
             kill(process)
             await asyncio.gather(ending, return_exceptions=True)
+
+
+async def _outcome(process: Process, request: bytes) -> tuple[bytes, bytes]:
+    """Send the request, and return the process's output and errors after its end. The process
+    exits when its standard input ends, so the input stays open until then."""
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    process.stdin.write(request)
+    output, errors = await asyncio.gather(process.stdout.read(), process.stderr.read())
+    await process.wait()
+    process.stdin.close()
+    return output, errors
 
 
 def incomplete(gaps: int) -> str:

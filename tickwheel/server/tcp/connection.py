@@ -41,7 +41,7 @@ from tickwheel.limits import HELLO_BYTES_MAX, SHARDS_MAX, Limits
 from tickwheel.model.records import ID_STEP
 from tickwheel.protocol import Decoder, Frame, check_nesting, encode, encode_all
 from tickwheel.server import checks
-from tickwheel.server.logins import Logins
+from tickwheel.server.access.logins import Logins
 from tickwheel.server.settings import Settings
 from tickwheel.server.shard.callers import NOBODY, OUTBOUND, Caller, Principal, Process
 from tickwheel.server.tcp import shared

@@ -31,8 +31,8 @@ from tickwheel.errors import (
 from tickwheel.model.records import NO_PAST, Past, TaskOptions, columns_of, keys_bytes
 from tickwheel.protocol import encode, encode_all
 from tickwheel.server import checks
+from tickwheel.server.access.logins import REVOKED
 from tickwheel.server.generated import delivered
-from tickwheel.server.logins import REVOKED
 from tickwheel.server.shard.callers import PRINCIPALS_KEPT_MAX, Call, Caller
 from tickwheel.server.shard.groups import OF_GROUPS
 from tickwheel.server.shard.guard import Pipeline
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from tickwheel.model.kinds import TransactionRow
     from tickwheel.model.records import NewTask
     from tickwheel.protocol import Frame
-    from tickwheel.server.logins import Logins
+    from tickwheel.server.access.logins import Logins
     from tickwheel.server.shard.callers import Principal
     from tickwheel.server.shard.operations import Operations, ShardInterface, StandbyOperations
     from tickwheel.server.shard.verbs import Verbs

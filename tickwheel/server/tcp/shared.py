@@ -21,7 +21,7 @@ from tickwheel.server import checks
 if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.protocol import Frame
-    from tickwheel.server.logins import Logins
+    from tickwheel.server.access.logins import Logins
     from tickwheel.server.shard.callers import Caller, Principal
     from tickwheel.server.shard.operations import ShardInterface
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from server.access_rig import AccessRig
+from server.access.access_rig import AccessRig
 from support.shard_rig import NOW_MS, Peer
 from support.shards import Shards, key_in
 from tickwheel.api.frames import FrameType as T
 from tickwheel.errors import BadRequest, Overloaded
-from tickwheel.server import tokens
+from tickwheel.server.access import tokens
 from tickwheel.server.shard.callers import Quotas, Topics
 
 DAY_MS = 86_400_000

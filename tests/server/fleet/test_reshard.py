@@ -62,8 +62,8 @@ from tickwheel.model.records import (
 from tickwheel.persistence import Layout, ShardFolder, audit, read_layout, write_layout
 from tickwheel.persistence.contract import SmallState, StoredTask, StoreUnusable
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
-from tickwheel.server import reshard as resharding
-from tickwheel.server.reshard import Plan, Report, reshard
+from tickwheel.server.fleet import reshard as resharding
+from tickwheel.server.fleet.reshard import Plan, Report, reshard
 
 NOW_MS = 1_800_000_000_000
 POSITION_MS = 1_000_000

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from server.access_rig import AccessRig, id_of
+from server.access.access_rig import AccessRig, id_of
 from support.shard_rig import NOW_MS, ShardRig, started
 from tickwheel.api.frames import FrameType as T
 from tickwheel.errors import BadRequest, Unauthorized
 from tickwheel.protocol import encode
-from tickwheel.server import logins, tokens
+from tickwheel.server.access import logins, tokens
 from tickwheel.server.logs import LINES_MAX
 
 DAY_MS = 86_400_000

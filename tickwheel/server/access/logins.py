@@ -29,7 +29,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tickwheel.errors import BadRequest, Overloaded, TickwheelError, Unauthorized
-from tickwheel.server import tokens as files
+from tickwheel.server.access import tokens as files
+from tickwheel.server.access.tls import Certificates, Files, TlsServer, parts_of, required_parts
+from tickwheel.server.access.tokens import hash_of
 from tickwheel.server.logs import LogRateLimit
 from tickwheel.server.shard.callers import (
     ANONYMOUS,
@@ -40,17 +42,15 @@ from tickwheel.server.shard.callers import (
     Quotas,
 )
 from tickwheel.server.shard.guard import AuditLog, caller_fields
-from tickwheel.server.tls import Certificates, Files, TlsServer, parts_of, required_parts
-from tickwheel.server.tokens import hash_of
 
 if TYPE_CHECKING:
     import socket
 
     from tickwheel.clock import Clock
+    from tickwheel.server.access.tokens import Token
     from tickwheel.server.metrics.observed import Observed
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.callers import Caller, OnEvent, Principal
-    from tickwheel.server.tokens import Token
 
 CHECK_INTERVAL_S = 1.0
 """Seconds between checks of the file of tokens."""

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.persistence.contract import Claim, NodeRecord, NodesSeen
-from tickwheel.server.registrar import (
+from tickwheel.server.fleet.registrar import (
     HANDOVERS_MAX,
     bound_of,
     decide,

@@ -13,7 +13,7 @@ import pytest
 from support.stand_in import stand_in
 from tickwheel.api.verb import Right
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound
-from tickwheel.server import tokens
+from tickwheel.server.access import tokens
 
 ALL = tokens.parse_scopes(["all"])
 

@@ -10,10 +10,10 @@ import pytest
 
 from support.certificates import Authority, Pair
 from tickwheel.errors import BadRequest
+from tickwheel.server.access.tls import Certificates, Files, Pace, load, parts_of, required_parts
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import Settings
 from tickwheel.server.settings import load as load_settings
-from tickwheel.server.tls import Certificates, Files, Pace, load, parts_of, required_parts
 
 
 @pytest.fixture(scope="module")

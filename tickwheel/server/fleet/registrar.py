@@ -41,15 +41,15 @@ from tickwheel.persistence.contract import (
     StoreUnusable,
 )
 from tickwheel.server import daemon
-from tickwheel.server.board import Member, Node, Role
-from tickwheel.server.lease import RENEWALS_PER_TTL, Life, is_over
-from tickwheel.server.logins import Entrance
+from tickwheel.server.access.logins import Entrance
+from tickwheel.server.access.tls import TlsServer
+from tickwheel.server.fleet.board import Member, Node, Role
+from tickwheel.server.fleet.lease import RENEWALS_PER_TTL, Life, is_over
 from tickwheel.server.logs import Log, LogRateLimit, configure, log_event
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.roles import memory_bytes
 from tickwheel.server.shard.operations import StandbyOperations
 from tickwheel.server.tcp.listener import Listener
-from tickwheel.server.tls import TlsServer
 from tickwheel.version import __version__
 
 # --- placement of shards -------------------------------------------------------------------------

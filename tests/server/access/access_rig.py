@@ -8,7 +8,7 @@ from typing import Any
 
 from server.http.rig import HttpRig
 from support.shard_rig import NOW_MS, Peer
-from tickwheel.server import tokens
+from tickwheel.server.access import tokens
 
 
 class AccessRig(HttpRig):

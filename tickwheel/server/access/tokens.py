@@ -27,8 +27,8 @@ from typing import Any, Final, NamedTuple
 
 from tickwheel.api.verb import Right
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, shown
+from tickwheel.server.access.tls import required_parts
 from tickwheel.server.shard.callers import ALL_TOPICS, Grants, Principal, Quotas
-from tickwheel.server.tls import required_parts
 
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 TOKENS_MAX: Final = 10_000

@@ -24,10 +24,9 @@ from tickwheel.clock import sources
 from tickwheel.errors import BadRequest
 from tickwheel.persistence import shard_count, shard_url, without_secrets
 from tickwheel.server import checks, daemon
-from tickwheel.server.board import Board, Bulletin, Member, Node, State
-from tickwheel.server.lease import Life
-from tickwheel.server.logs import configure
-from tickwheel.server.processes import (
+from tickwheel.server.fleet.board import Board, Bulletin, Member, Node, State
+from tickwheel.server.fleet.lease import Life
+from tickwheel.server.fleet.processes import (
     Parent,
     Process,
     ProcessKind,
@@ -36,6 +35,7 @@ from tickwheel.server.processes import (
     exit_with_parent,
     report_ready,
 )
+from tickwheel.server.logs import configure
 from tickwheel.server.roles import check_folders, store_url
 from tickwheel.server.settings import Settings
 
@@ -74,7 +74,7 @@ def run(settings: Settings) -> int:
     exit_with_parent(parent.lifeline)
     on_start = partial(report_ready, parent.ready, own_process.number)
     if own_process.kind is ProcessKind.REGISTRAR:
-        from tickwheel.server import registrar
+        from tickwheel.server.fleet import registrar
 
         return registrar.run(node, partial(report_ready, parent.ready, BULLETIN_CHANGED), on_start)
     if own_process.kind is ProcessKind.HTTP_ALL:

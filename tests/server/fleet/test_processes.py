@@ -16,7 +16,7 @@ from tickwheel.errors import BadRequest, TickwheelError
 from tickwheel.limits import SHARDS_MAX
 from tickwheel.persistence import ShardFolder, parse, shard_folder
 from tickwheel.persistence.contract import StoreUnusable
-from tickwheel.server import processes
+from tickwheel.server.fleet import processes
 from tickwheel.server.settings import Settings, load
 
 ROUTE = ("tcp://wheel.example:7355", "tcp://wheel.example:7356")

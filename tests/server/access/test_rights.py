@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from server.access_rig import AccessRig
+from server.access.access_rig import AccessRig
 from support.frame_samples import SAMPLES
 from support.shard_rig import Peer, started
 from tickwheel.api.frames import FrameType as T

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from support.stand_in import stand_in
-from tickwheel.server import lease
-from tickwheel.server.lease import Life, is_over
+from tickwheel.server.fleet import lease
+from tickwheel.server.fleet.lease import Life, is_over
 
 READS = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 WRITES = [
     sys.executable,
     "-c",
-    "from tickwheel.server.lease import Life; print(Life.own(), end='')",
+    "from tickwheel.server.fleet.lease import Life; print(Life.own(), end='')",
 ]
 
 

@@ -55,7 +55,7 @@ from tickwheel.persistence import (
 )
 from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.server import daemon
-from tickwheel.server.board import Board, ProcessState, State, how_ended
+from tickwheel.server.fleet.board import Board, ProcessState, State, how_ended
 from tickwheel.server.logs import Log, configure
 from tickwheel.server.roles import check_folders
 from tickwheel.server.settings import EVERY_ADDRESS, Settings, split_address

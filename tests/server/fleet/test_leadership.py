@@ -21,8 +21,8 @@ from tickwheel.persistence.contract import (
     StoreUnreachable,
     StoreUnusable,
 )
-from tickwheel.server import lease as module
-from tickwheel.server.lease import STORE, Deposed, Leadership, Life
+from tickwheel.server.fleet import lease as module
+from tickwheel.server.fleet.lease import STORE, Deposed, Leadership, Life
 from tickwheel.server.logs import LINES_MAX, LINES_S
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.roles import Roles

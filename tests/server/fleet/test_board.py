@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from tickwheel.server import board
-from tickwheel.server.board import (
+from tickwheel.server.fleet import board
+from tickwheel.server.fleet.board import (
     BULLETIN_BYTES,
     Board,
     Bulletin,

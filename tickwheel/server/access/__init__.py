@@ -1,0 +1,1 @@
+"""Who may connect, and how: tokens, logins and TLS."""

@@ -1,0 +1,1 @@
+"""Several daemons that share the work: leases, processes, nodes, and the number of shards."""
