@@ -203,9 +203,9 @@ def test_modules_have_no_import_cycles() -> None:
 
 BUDGETS = {
     "": 4_450, "api": 5_320, "cli": 8_120, "client": 13_250, "contrib": 1_250, "demo": 1_050,
-    "engine": 12_350, "history": 6_150, "model": 3_800, "outbound": 2_350, "persistence": 11_400,
+    "engine": 12_350, "history": 6_160, "model": 3_800, "outbound": 2_350, "persistence": 11_400,
     "reports": 4_100, "server": 3_300, "server/access": 1_350, "server/fleet": 3_150,
-    "server/http": 5_600, "server/metrics": 1_350, "server/shard": 12_400, "server/tcp": 1_650,
+    "server/http": 5_600, "server/metrics": 1_350, "server/shard": 12_420, "server/tcp": 1_650,
     "testing": 750, "wheel": 1_350,
 }  # fmt: skip
 """Folder of the package → lines that its modules may have, docstrings included. A commit that

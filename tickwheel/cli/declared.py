@@ -42,14 +42,19 @@ FIRST = "delete them first"
 FILE_BYTES_MAX = 64 * 1024
 
 
-def declared(name: str, show: Show, note: str = "") -> Command:
-    """Return the command of a verb. ``note`` is the end of its help."""
+def declared(
+    name: str, show: Show, note: str = "", check: Callable[[Request], None] | None = None
+) -> Command:
+    """Return the command of a verb. ``note`` is the end of its help; ``check`` raises BadRequest
+    for options that cannot be combined."""
     verb = VERBS[name]
     method = verb.methods[0].name if verb.methods else verb.name
     fields = _fields_of(verb)
 
     async def run(call: Call, **values: Any) -> int | None:
         request = _request(verb, fields, values)
+        if check is not None:
+            check(request)
         try:
             answer = await call.ask(lambda client: getattr(client, method)(**request))
         except Conflict as conflict:

@@ -403,7 +403,7 @@ SPARSE_MAX = 256
 SHARED_MIN = 24
 """Minimum number of tasks with a common window at which a heap of its ticks is built."""
 SHARED_TICKS = 128
-"""Maximum ticks per task in such a heap. Adding so many ticks takes about as long as one search for
+"""Maximum ticks per task in such a heap. Adding that many takes about as long as one search for
 the emptiest tick, so for few tasks with a long window each tick is searched for."""
 _WITHIN = 617
 """Step in ms between the moments of tasks within a tick. The step is prime and close to the golden
