@@ -108,57 +108,47 @@ async def test_a_front_door_leads_to_all_shards() -> None:
 
 async def test_a_moved_shard_is_found_through_other_daemons() -> None:
     """Its old daemon is gone, and nobody had to say goodbye."""
-    async with daemons(3) as (first, second, new):
-        route = Route(2)
-        route.serve(0, first)
-        route.serve(1, second)
-        async with first.client() as client:
-            await enqueued(client, second, key_in(1, 2))
-            waiting = client.enqueue_nowait("t", b"x", key=key_in(1, 2))
-            old = newest(second)
-            sent = await old.next(T.ENQUEUE)
-            route.serve(1, new)
-            await second.deaf()
-            old.close()
-            peer = await new.peer()
-            assert peer.hello["session"] == old.hello["session"]
-            again = await peer.next(T.ENQUEUE)
-            assert again == sent, "under the same number"
-            peer.store(again)
-            await soon(waiting)
-        assert route.asked(first)[1:] == [1], "a daemon of another shard was asked once"
+    async with moving() as (route, first, second, new, client):
+        waiting = client.enqueue_nowait("t", b"x", key=key_in(1, 2))
+        old = newest(second)
+        sent = await old.next(T.ENQUEUE)
+        route.serve(1, new)
+        await second.deaf()
+        old.close()
+        peer = await new.peer()
+        assert peer.hello["session"] == old.hello["session"]
+        again = await peer.next(T.ENQUEUE)
+        assert again == sent, "under the same number"
+        peer.store(again)
+        await soon(waiting)
+    assert route.asked(first)[1:] == [1], "a daemon of another shard was asked once"
 
 
 async def test_the_clients_own_shard_can_move() -> None:
-    async with daemons(3) as (first, second, new):
-        route = Route(2)
-        route.serve(0, first)
-        route.serve(1, second)
-        async with first.client() as client:
-            await enqueued(client, second, key_in(1, 2))
-            peer = await first.peer()
-            subscription = client.subscribe("t")
-            starting = asyncio.ensure_future(subscription.start())
-            sub = await peer.subscribed()
-            await newest(second).subscribed()
-            await soon(starting)
-            ids = peer.deliver(sub, b"a")
-            delivery = await soon(anext(subscription))
-            route.serve(0, new)
-            await first.deaf()
-            peer.goodbye("not_active")
-            other = await new.peer()
-            assert other.hello["shard"] == 0
-            again = await other.next(T.SUBSCRIBE)
-            other.ok(again, {"lease_ms": 30_000})
-            ack = delivery.ack_nowait()
-            asked = await other.next(T.ACK)
-            assert list(asked[5]) == ids, "what the old daemon delivered is acked at the new one"
-            other.ok(asked)
-            assert await soon(ack) == "acked"
-            other.deliver(again[2], b"b", epoch=2)
-            assert (await soon(anext(subscription))).body == b"b"
-            assert client.server_info["shards"] == tuple(route.urls)
+    async with moving() as (route, first, second, new, client):
+        peer = await first.peer()
+        subscription = client.subscribe("t")
+        starting = asyncio.ensure_future(subscription.start())
+        sub = await peer.subscribed()
+        await newest(second).subscribed()
+        await soon(starting)
+        ids = peer.deliver(sub, b"a")
+        delivery = await soon(anext(subscription))
+        route.serve(0, new)
+        await first.deaf()
+        peer.goodbye("not_active")
+        other = await new.peer()
+        assert other.hello["shard"] == 0
+        again = await other.next(T.SUBSCRIBE)
+        other.ok(again, {"lease_ms": 30_000})
+        ack = delivery.ack_nowait()
+        asked = await other.next(T.ACK)
+        assert list(asked[5]) == ids, "what the old daemon delivered is acked at the new one"
+        other.ok(asked)
+        assert await soon(ack) == "acked"
+        other.deliver(again[2], b"b", epoch=2)
+        assert (await soon(anext(subscription))).body == b"b"
+        assert client.server_info["shards"] == tuple(route.urls)
 
 
 async def test_an_unserved_shard_does_not_block_the_others(
@@ -179,23 +169,18 @@ async def test_an_unserved_shard_does_not_block_the_others(
 
 async def test_a_client_waits_for_the_standby_of_a_shard() -> None:
     """It takes over when the daemon before it has handed over."""
-    async with daemons(3) as (first, second, new):
-        route = Route(2)
-        route.serve(0, first)
-        route.serve(1, second)
-        async with first.client() as client:
-            await enqueued(client, second, key_in(1, 2))
-            waiting = client.enqueue_nowait("t", b"", key=key_in(1, 2))
-            old = newest(second)
-            await old.next(T.ENQUEUE)
-            route.serve(1, new)
-            route.stands_by[new] = 3
-            await second.deaf()
-            old.goodbye("not_active")
-            peer = await new.peer()
-            peer.store(await peer.next(T.ENQUEUE))
-            await soon(waiting)
-        assert route.asked(new) == [1] * 4
+    async with moving() as (route, first, second, new, client):
+        waiting = client.enqueue_nowait("t", b"", key=key_in(1, 2))
+        old = newest(second)
+        await old.next(T.ENQUEUE)
+        route.serve(1, new)
+        route.stands_by[new] = 3
+        await second.deaf()
+        old.goodbye("not_active")
+        peer = await new.peer()
+        peer.store(await peer.next(T.ENQUEUE))
+        await soon(waiting)
+    assert route.asked(new) == [1] * 4
 
 
 @contextlib.asynccontextmanager
