@@ -94,7 +94,7 @@ def test_console_errors_are_one_line(
 def test_console_needs_http_but_no_tokens(tmp_path: Path, capsys: Capture) -> None:
     with Daemon(tmp_path / "a") as none:
         assert run(["--url", none.url, "console", "--no-browser"]) == 2
-    assert "start it with --http" in capsys.readouterr().err
+    assert "tickwheel serve --http" in capsys.readouterr().err
     with Daemon(tmp_path / "b", http=True) as open_to_all:
         assert run(["--url", open_to_all.url, "console", "--no-browser"]) == 0
         assert capsys.readouterr().out.strip() == f"{open_to_all.http}/console/"

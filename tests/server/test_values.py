@@ -21,8 +21,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from server.access.test_rights import BODIES, ROUTES, target
 from server.http.rig import HttpRig, Response
-from server.test_rights import BODIES, ROUTES, target
 from support.encoding_store import Encoded, EncodingStore
 from support.odd_values import FAR, JSON_VALUES, Way, for_json, places, put
 from tickwheel.errors import BY_CODE

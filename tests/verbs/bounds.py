@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from tickwheel.api.kinds import (
     Choice,
+    DeadLetterPairs,
     FieldKind,
     Flag,
     Ids,
-    Letters,
     Name,
     Number,
     PropertyValue,
@@ -114,7 +114,7 @@ def _ids(kind: Ids, limits: Limits) -> Iterator[Bound]:
     yield Bound((1,) * (limits.ids_per_frame_max + 1), (str(limits.ids_per_frame_max),))
 
 
-def _letters(kind: Letters, limits: Limits) -> Iterator[Bound]:
+def _letters(kind: DeadLetterPairs, limits: Limits) -> Iterator[Bound]:
     yield Bound(((TOO_HIGH, "g"),), (str(ID_MAX), str(TOO_HIGH)))
     yield Bound(((1, "no name"),), (NAMES,))
 
@@ -126,7 +126,7 @@ def _place(kind: LetterPlace, limits: Limits) -> Iterator[Bound]:
 _BEYOND: tuple[tuple[type[FieldKind], Callable[[Any, Limits], Iterator[Bound]]], ...] = (
     (Text, _text), (Name, _name), (Choice, _choice), (Flag, _flag), (Window, _window),
     (Shift, _shift), (Whole, _whole), (Number, _number), (PropertyValue, _property), (Ids, _ids),
-    (Letters, _letters), (LetterPlace, _place),
+    (DeadLetterPairs, _letters), (LetterPlace, _place),
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ import pytest
 import typer
 
 from support.raw import Raw
-from tickwheel.api.kinds import Flag, Id, Ids, Letters, Number, Since
+from tickwheel.api.kinds import DeadLetterPairs, Flag, Id, Ids, Number, Since
 from tickwheel.api.shapes import Field, Request
 from tickwheel.api.tasks import LetterPlace, LookUp, MoveFields, Selection
 from tickwheel.api.verb import Audit, Right, Verb
@@ -397,7 +397,7 @@ def check_refused(scene: Scene, field: Field, bound: Bound, values: Values, ways
     assert not bound.words or len(set(texts.values())) <= 1, (scene.verb.name, texts)
 
 
-OF_IDS = (Id, Ids, LetterPlace, Letters)
+OF_IDS = (Id, Ids, LetterPlace, DeadLetterPairs)
 """Kinds that JSON says in another form, in whose errors their place is another one."""
 
 

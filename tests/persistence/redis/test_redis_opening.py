@@ -316,7 +316,7 @@ class TestUrls:
     @pytest.mark.parametrize(
         ("url", "match"),
         [
-            ("redis://h/x", "number of the database"),
+            ("redis://h/x", "a database number"),
             ("redis://h:99999", "the port"),
             ("redis://h?wait_replica=1", "unknown setting 'wait_replica'"),
             ("redis://h?wait_replicas=many", "not a whole number"),

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from server.access.access_rig import AccessRig
+from server.access.test_rights import BODIES, ROUTES, target
 from server.tcp.fuzzer import Fuzzer, pack
-from server.test_rights import BODIES, ROUTES, target
 from support.shard_rig import Peer, started
 from tickwheel.api.frames import FrameType as T
 
