@@ -88,7 +88,7 @@ BOUNDS: tuple[Bound, ...] = (
     Bound("order.bytes_a_key", "<=", 40.0, "memory of an order key with a ready task, B"),
     Bound("order.early", "==", 0, "early with order keys", any_scale=True),
     Bound("order.repeated", "==", 0, "repeated with order keys", any_scale=True),
-    Bound("filters.ratio", ">=", 0.9, "burst with a filter that half passes / without"),
+    Bound("filters.ratio", ">=", 0.9, "burst with a filter that half of the tasks pass / without"),
     Bound("filters.early", "==", 0, "early with a filter", any_scale=True),
     Bound("http.ratio_nothing", ">=", 0.45, "single enqueues over HTTP / its stack for nothing"),
     Bound("http.lines", ">=", 50_000, "lines (NDJSON) over HTTP, a second"),

@@ -152,7 +152,7 @@ class SlowReader(TickwheelError):
 
 
 class PeerSilent(TickwheelError):
-    """A peer that answers heartbeats has sent nothing for too long."""
+    """A peer that promised to answer heartbeats has sent nothing for too long."""
 
     code = "peer_silent"
     remark = "Only in the daemon's log: see *Ending a connection*."

@@ -591,7 +591,8 @@ class Gateway:
             RemoteProtocolError,
         ) as problem:
             cause = str(problem) or type(problem).__name__
-            raise Unreachable(f"shard {shard} at {url.netloc} did not answer: {cause}") from None
+            text = f"shard {shard} at {url.netloc} gave no valid answer: {cause}"
+            raise Unreachable(text) from None
         raise error
 
 

@@ -120,7 +120,7 @@ class LogWriter:
             unreported, self._unreported = self._unreported, 0
         if unreported:
             try:
-                self.write_line(self.line_of_lost(unreported))
+                self.write_line(self.line_for_lost_lines(unreported))
             except OSError:
                 with self._changed:
                     self._unreported += unreported
@@ -133,7 +133,7 @@ class LogWriter:
         """Write a line. Raise OSError on failure."""
         raise NotImplementedError
 
-    def line_of_lost(self, count: int) -> bytes:
+    def line_for_lost_lines(self, count: int) -> bytes:
         """Return the line that reports ``count`` dropped lines."""
         raise NotImplementedError
 
@@ -185,7 +185,7 @@ class StreamWriter(LogWriter):
             except BlockingIOError:  # another process that shares the file made it non-blocking
                 select.select((), (self._fd,), ())
 
-    def line_of_lost(self, count: int) -> bytes:
+    def line_for_lost_lines(self, count: int) -> bytes:
         return self.format_dropped(count)
 
     def on_write_result(self, error: OSError | None) -> None:

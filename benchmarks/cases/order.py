@@ -98,9 +98,9 @@ def filters(context: Context) -> Result:
         {"plain": lambda seed: due_burst(context, seed, shape="half"), "half": half},
     )
     plain = result.median("plain", f"{count:,} due at once, no filter", rounds_of["plain"])
-    rate = result.median("half", f"{count:,} due at once, a filter that half passes",
+    rate = result.median("half", f"{count:,} due at once, a filter that half of the tasks pass",
                          rounds_of["half"])  # fmt: skip
-    result.ratio("ratio", "with a filter that half passes / without", rate / plain)
+    result.ratio("ratio", "with a filter that half of the tasks pass / without", rate / plain)
     result.ratio("passed_ratio", "the same, counting what passes", rate / 2 / plain)
     figures = [it for rounds in rounds_of.values() for it in rounds]
     result.metric("early", sum(it["early"] for it in figures))

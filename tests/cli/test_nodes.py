@@ -39,7 +39,7 @@ def listing(*shards: dict[str, Any]) -> dict[str, Any]:
     [((), "-"), ((4,), "4"), ((2, 0, 1, 7), "0-2, 7"), ((0, 2, 4), "0, 2, 4"), ((5, 6), "5-6")],
 )
 def test_consecutive_shard_numbers_are_a_range(numbers: tuple[int, ...], text: str) -> None:
-    assert nodes.spans(numbers) == text
+    assert nodes.format_ranges(numbers) == text
 
 
 async def test_nodes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +61,7 @@ async def test_nodes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert results[0] == NODE | {
         "since": "2026-09-21T14:13:20.000Z", "seen": "2026-09-21T14:13:20.500Z",
     }  # fmt: skip
-    assert "no daemon serves shard 1" in shown.err
+    assert "no daemon serves these shards: 1" in shown.err
     assert codes == [0, EXIT_FAILED]
 
 

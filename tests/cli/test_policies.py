@@ -52,9 +52,9 @@ def _lists(sent: dict[str, Any]) -> dict[str, Any]:
         ("", "'' is not a retry policy"),
         ("often:x=1", "'often:x=1' is not a retry policy"),
         ("5 times", "'5 times' is not a retry policy"),
-        ("exponential:speed=1", "'speed=1' is not part of exponential; write base=…, factor=…"),
-        ("exponential:base", "'base' is not part of exponential; write"),
-        ("fixed:base=10s", "'base=10s' is not part of fixed; write delay=…, retries=…, jitter=…"),
+        ("exponential:speed=1", "'speed=1' is not valid for exponential; write base=…, factor=…"),
+        ("exponential:base", "'base' is not valid for exponential; write"),
+        ("fixed:base=10s", "'base=10s' is not valid for fixed; write delay=…, retries=…, jitter=…"),
         ("fixed:delay=soon", "delay: 'soon' is not a duration"),
         ("fixed:delay=1s,delay=2s", "delay is given twice"),
         ("fixed:retries=-1", "retries must be between 0 and 65535, not '-1'"),
@@ -68,7 +68,7 @@ def _lists(sent: dict[str, Any]) -> dict[str, Any]:
         ("table:;retries=8", "table must have delays"),
         ("table:10s,,1m", "table: '' is not a duration"),
         ("table:10s,retries=8", "table: 'retries=8' is not a duration"),
-        ("table:10s;delay=1s", "'delay=1s' is not part of table; write retries=…"),
+        ("table:10s;delay=1s", "'delay=1s' is not valid for table; write retries=…"),
     ],
 )
 def test_a_bad_spec_names_the_field_and_the_value(spec: str, problem: str) -> None:

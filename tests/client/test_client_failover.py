@@ -17,7 +17,7 @@ from tickwheel import Client, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.client import Subscription
 from tickwheel.client import search as module
-from tickwheel.client.search import standby
+from tickwheel.client.search import redirect_error
 from tickwheel.server.settings import Settings
 
 BRIEF = {"connect_timeout": 0.6, "active_timeout": 0.6}
@@ -541,8 +541,8 @@ async def test_a_stopped_daemon_that_resumes_is_used_at_once() -> None:
 def test_a_hint_with_another_security_is_ignored() -> None:
     """A token that was kept secret by TLS never goes where there is none."""
     for secure, url in ((True, "tls://b:7355"), (False, "tcp://b:7355"), (False, "b:7355")):
-        result = standby({"role": "standby", "active": url}, secure=secure)
+        result = redirect_error({"role": "standby", "active": url}, secure=secure)
         assert result is not None and result.active == ("b", 7355), url
     for secure, url in ((True, "tcp://b:7355"), (True, "b:7355"), (False, "tls://b:7355")):
-        result = standby({"role": "standby", "active": url}, secure=secure)
+        result = redirect_error({"role": "standby", "active": url}, secure=secure)
         assert result is not None and result.active is None, url

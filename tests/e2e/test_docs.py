@@ -233,7 +233,7 @@ def test_the_replay_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> N
 
 def test_the_due_windows_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/windows.md", tmp_path, forked_shell)
-    for word in ("200 tasks enqueued", "10m, the emptiest", "requested", "report  created"):
+    for word in ("200 tasks enqueued", "10m, at its emptiest", "requested", "report  created"):
         assert word in shown, (word, shown)
     assert "dry run  100 of 100 would be changed" in shown
     assert len(re.findall(r"^spread-\w+  done  100 of 100 changed$", shown, re.MULTILINE)) == 2

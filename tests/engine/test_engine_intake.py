@@ -143,8 +143,8 @@ def test_the_least_recently_used_session_makes_room() -> None:
     for key, seen_ms in ((b"a", 20), (b"b", 10)):
         assert sessions.open(key, seen_ms) is not None
     assert sessions.open(b"c", 30) is None
-    assert sessions.make_room(now_ms=30, idle_ms_min=25) is None
-    assert sessions.make_room(now_ms=1_000, idle_ms_min=25) == b"b"
+    assert sessions.find_evictable(now_ms=30, idle_ms_min=25) is None
+    assert sessions.find_evictable(now_ms=1_000, idle_ms_min=25) == b"b"
     assert sessions.forget(b"b") == []
     assert sessions.open(b"c", 30) is not None
 
@@ -163,19 +163,19 @@ def test_making_room_does_not_scan_all_sessions() -> None:
         assert sessions.open(b"%d" % number, now_ms=number) is not None
     used = sessions.get(b"3")
     assert used is not None
-    assert sessions.make_room(10_000, idle_ms_min=1_000) == b"0"
+    assert sessions.find_evictable(10_000, idle_ms_min=1_000) == b"0"
     assert sessions.forget(b"0") == []
     used.seen_ms = 9_999
     order = []
-    while (unused := sessions.make_room(10_000, idle_ms_min=1_000)) is not None:
+    while (unused := sessions.find_evictable(10_000, idle_ms_min=1_000)) is not None:
         order.append(int(unused))
         assert sessions.forget(unused) == []
     assert order == [number for number in range(1, 5_000) if number != 3]
     assert counted.looks <= 8
     for _ in range(100):
-        assert sessions.make_room(10_400, idle_ms_min=1_000) is None
+        assert sessions.find_evictable(10_400, idle_ms_min=1_000) is None
     assert counted.looks <= 8
-    assert sessions.make_room(11_000, idle_ms_min=1_000) == b"3"
+    assert sessions.find_evictable(11_000, idle_ms_min=1_000) == b"3"
 
 
 def test_staged_bytes_count_until_the_commit(rig: Rig) -> None:

@@ -71,7 +71,7 @@ class Slow:
         priorities = [self.group.ready.priority_at(i) for i in range(len(taken))]
         assert priorities == [self.priority(i) for i in taken]
         self.group.ready.put_back(taken[index:])
-        return [i for i in taken[:index] if not self.group.ready.is_stale(i)]
+        return [i for i in taken[:index] if not self.group.ready.pop_stale(i)]
 
     def lease(self) -> None:
         for task_id in self._take():
@@ -120,7 +120,7 @@ class Slow:
             self.load()
         out: list[int] = []
         while ids := self.group.ready.take(7):
-            out += [i for i in ids if not self.group.ready.is_stale(i)]
+            out += [i for i in ids if not self.group.ready.pop_stale(i)]
         assert sorted(out) == sorted(self.since_ms)
         assert (self.group.ready.stale, self.group.ready.stale_count) == ({}, 0)
 

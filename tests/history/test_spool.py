@@ -27,7 +27,7 @@ def arrays(folder: Path) -> list[tuple[int, list[Any]]]:
         while (chunk := spool_module.read_chunk(folder / str(name), offset, 64)).arrays:
             results += chunk.arrays
             offset = chunk.offset
-        assert not chunk.damaged
+        assert not chunk.damage
     return results
 
 
@@ -51,7 +51,7 @@ def test_a_torn_tail_at_any_byte_is_ignored(tmp_path: Path) -> None:
     for size in range(len(data) + 1):
         path.write_bytes(data[:size])
         chunk = spool_module.read_chunk(path, 0)
-        assert not chunk.damaged
+        assert not chunk.damage
         assert [n for n, _ in chunk.arrays] == list(range(1, len(chunk.arrays) + 1))
         assert chunk.offset <= size
         ends.append(chunk.offset)
@@ -179,7 +179,7 @@ def test_damage_is_not_mistaken_for_a_torn_tail(tmp_path: Path, damage: bytes) -
     with path.open("ab") as file:
         file.write(damage)
     chunk = spool_module.read_chunk(path, 0)
-    if chunk.arrays and not chunk.damaged:
+    if chunk.arrays and not chunk.damage:
         chunk = spool_module.read_chunk(path, chunk.offset)
-    assert chunk.damaged
+    assert chunk.damage
     assert chunk.offset == size

@@ -77,7 +77,7 @@ def test_a_loop_that_connects_by_itself_is_refused() -> None:
 
     with (
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as made,
-        pytest.raises(BadRequest, match="needs an asyncio event loop"),
+        pytest.raises(BadRequest, match="needs asyncio's own event loop"),
     ):
         made.run(check())
 

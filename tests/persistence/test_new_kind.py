@@ -133,4 +133,4 @@ def test_half_tasks_make_a_batch_that_needs_room() -> None:
     assert not Effects(records=dropped(parked, ("t", "g"))).makes_tasks
     effects = Effects(records=keyed(parked, [row]))
     assert effects.makes_tasks
-    assert effects.half_tasks() == [9, 9]
+    assert effects.half_task_sizes() == [9, 9]

@@ -396,8 +396,8 @@ async def test_requests_in_one_read_count_towards_the_window(make: Make, rule: s
         ok(answer)
     for answer in answers[4:]:
         refused(answer, "window_full", "the limit is 5 (window_max)")
-    (session,) = (item for item in rig.core.sessions if item.requests > 1)
-    assert session.requests == len(session.answers) == 5
+    (session,) = (item for item in rig.core.sessions if item.request_count > 1)
+    assert session.request_count == len(session.answers) == 5
     ok(await peer.call(T.ENQUEUE, floor + 1, [("t", b"", DAY_MS, {"key": "k0", **options})]))
 
 
@@ -444,7 +444,7 @@ async def test_remembered_outcomes_of_all_sessions_are_limited(make: Make) -> No
         ok(await busy.call(T.ENQUEUE, 1, [("t", b"x", DAY_MS)]))
     limit = "the limit is 4 (session_outcomes_max)"
     refused(await busy.call(T.ENQUEUE, 1, [("t", b"x", DAY_MS)]), "overloaded", limit)
-    assert rig.core.sessions.answers == 4
+    assert rig.core.sessions.answer_count == 4
     # The client has its answers: what it says so of is forgotten.
     floor = busy.request + 1
     for _ in range(2):

@@ -28,7 +28,7 @@ def serving(events: list[str]) -> Outbound:
         cast("Any", SimpleNamespace(own=b"")),
         roles,
         url=lambda: "tcp://127.0.0.1:1",
-        callbacks=lambda: None,
+        get_callback_url=lambda: None,
         connection=cast("Any", None),
     )
     made.serve(shard, cast("Any", object()))

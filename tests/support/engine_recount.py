@@ -45,15 +45,15 @@ def ready_ids(core: Core, group: Group) -> list[int]:
     assert all(entries[i] >= n > 0 for i, n in stale.items()), "stale without an entry"
     assert sum(stale.values()) == group.ready.stale_count
     entries.subtract(stale)
-    return [*entries.elements(), *group.loading, *in_key_queues(core, group)]
+    return [*entries.elements(), *group.loading, *awaiting_turn(core, group)]
 
 
-def in_key_queues(core: Core, group: Group) -> list[int]:
+def awaiting_turn(core: Core, group: Group) -> list[int]:
     """Return the ids that wait for their turn in a key's line."""
     ordering = core.orderings.by_group.get(group)
     assert group.is_ordered == (ordering is not None)
     if ordering is None:
-        assert group.in_key_queues == group.held == 0
+        assert group.awaiting_turn == group.held == 0
         assert not group.paused_keys
         return []
     task_ids = [task_id for queue in ordering.keys.order.queues.values() for task_id in queue.ids()]
@@ -77,7 +77,7 @@ def in_key_queues(core: Core, group: Group) -> list[int]:
     assert {item.mark for item in kept.values()} <= group.paused_keys.keys() or group.is_closed
     assert group.paused_keys.keys() <= group.key_intervals.keys()
     task_ids += kept
-    assert group.in_key_queues == len(task_ids)
+    assert group.awaiting_turn == len(task_ids)
     coming = {i for comes in ordering.keys._rejoining.values() for i, _, _ in comes}
     assert ordering.keys.rejoining_ids <= coming & group.loading.keys(), "one does not rejoin"
     assert group.held == len(ordering.held) == sum(at == NEVER_MS for at in group.waiting.values())
@@ -138,7 +138,7 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
     assert core.tasks == len(known)
     _unfinished(core, known, {*scheduled, *(task_id for task_id, _ in places)})
     _keys(rig, known)
-    assert core.sessions.answers == sum(session.weight for session in core.sessions)
+    assert core.sessions.answer_count == sum(session.weight for session in core.sessions)
     held = [batch.replaced for batch in (core.sealed, core.landing, core.open) if batch is not None]
     for task_id, row in core.replaced.items():
         assert any(rows.get(task_id) is row for rows in held), f"{task_id} is held for ever"

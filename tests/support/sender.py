@@ -16,7 +16,7 @@ SENT = {
 class FakeSender:
     """See ``server.shard.targets.Sender``."""
 
-    callbacks: str | None = "http://127.0.0.1:1"
+    callback_url: str | None = "http://127.0.0.1:1"
 
     restarts = 0
 

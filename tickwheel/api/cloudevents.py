@@ -66,12 +66,12 @@ _FORMS: Final[Mapping[str, tuple[Callable[[str], object], str]]] = {
 """Attribute of the specification → (check of its text, description of the valid form)."""
 
 
-def wrong_with(name: str, value: object) -> str | None:
+def invalid_reason(name: str, value: object) -> str | None:
     """Return why an attribute is not valid, or None if it is valid."""
     if not _NAME.fullmatch(name):
         return f"the name of the event's attribute {shown(name)} must consist of a-z and 0-9"
     if name in ("data", "data_base64"):
-        return f"the event's attribute {name} must be named otherwise: {name} is the event's data"
+        return f"the event's attribute cannot be named {name}, the name of the event's data"
     form = _FORMS.get(name)
     if isinstance(value, str):
         if _NOT_TEXT.search(value):
@@ -98,7 +98,7 @@ def check(attributes: Mapping[str, object]) -> None:
         if name not in attributes:
             raise BadRequest(f"the event's {name} is missing")
     for name, value in attributes.items():
-        reason = wrong_with(name, value)
+        reason = invalid_reason(name, value)
         if reason is not None:
             raise BadRequest(reason)
 

@@ -29,7 +29,8 @@ def duration_ms(value: Any, field: str) -> int:
         micros = value // _MICROSECOND
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         if not math.isfinite(value) or value * 1000 > _MS_MAX:
-            raise BadRequest(f"{field} must be a number of seconds, not {shown(value)}")
+            expected = f"a finite number of seconds up to {_MS_MAX // 1000}"
+            raise BadRequest(f"{field} must be {expected}, not {shown(value)}")
         micros = round(value * 1_000_000)
     elif isinstance(value, str):
         try:

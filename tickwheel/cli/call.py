@@ -91,7 +91,7 @@ class Call:
     url: str | None
     token: str | None
     out: Output
-    has_written_token: bool = False
+    has_token_option: bool = False
     """Whether the token was given on the command line instead of in the environment."""
 
     def client(self, **options: Any) -> Client:
@@ -132,7 +132,7 @@ def merge(
         url=url if url is not None else shared.url,
         token=token if token is not None else shared.token,
         out=Output(as_json=as_json or shared.as_json),
-        has_written_token=source is not None and source.name == "COMMANDLINE",
+        has_token_option=source is not None and source.name == "COMMANDLINE",
     )
 
 
@@ -147,7 +147,7 @@ class Default:
 
 
 def limit_file_mode() -> None:
-    """Apply the environment's ``file_mode`` to the files of a command without settings. Raise
+    """Apply the environment's ``file_mode`` if a command does not read settings. Raise
     BadRequest for an invalid mode."""
     mode = environment.value(FILE_MODE_ENV) or disk.FILE_MODE
     if mode not in disk.FILE_MODES:
@@ -233,8 +233,8 @@ def _shared_parameters(function: Command) -> list[inspect.Parameter]:
 
 
 def _parameters(unpacked: Any) -> list[inspect.Parameter]:
-    """Return a parameter for each key of ``Unpack[block]``; the default is false for a flag, else
-    None."""
+    """Return a parameter for each key of ``Unpack[block]``; the default is that of ``Default``,
+    or else false for a flag and None for other options."""
     (block,) = get_args(unpacked)
     parameters = []
     for name, kind in get_type_hints(block, include_extras=True).items():
@@ -261,7 +261,7 @@ def exit_code(error: TickwheelError) -> int:
 
 # --- commands below a command --------------------------------------------------------------------
 
-DEFAULT = "list"
+DEFAULT_COMMAND = "list"
 _HELP = ("--help", "-h")
 
 
@@ -270,7 +270,7 @@ class ListByDefault(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing and (not args or args[0] not in {*self.commands, *_HELP}):
-            args = [DEFAULT, *args]
+            args = [DEFAULT_COMMAND, *args]
         return super().parse_args(ctx, args)
 
 
@@ -297,7 +297,7 @@ def can_ask(call: Call) -> bool:
     return not call.out.as_json and sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def ask(question: str) -> bool:
+def ask_person(question: str) -> bool:
     """Ask for yes or no, default no. Blocks, so call it only without an open connection."""
     # The event loop's own handler would only record a Ctrl-C, and the question would remain.
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -308,14 +308,14 @@ def ask(question: str) -> bool:
 
 
 def confirmed(
-    call: Call, refusal: str, question: str, nothing: str = "nothing was changed"
+    call: Call, refusal: str, question: str, declined_remark: str = "nothing was changed"
 ) -> bool:
     """Return whether a person says yes. For a script, ``refusal`` says what would happen;
-    ``nothing`` is the remark after a no."""
+    ``declined_remark`` follows a no."""
     if not can_ask(call):
         call.out.remark(f"conflict: {refusal}; add --yes")
         return False
-    if not ask(question):
-        call.out.remark(nothing)
+    if not ask_person(question):
+        call.out.remark(declined_remark)
         return False
     return True

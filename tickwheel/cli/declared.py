@@ -18,15 +18,15 @@ from tickwheel.api.shapes import REQUIRED, Block, Field
 from tickwheel.api.targets import Password, Secrets
 from tickwheel.api.verb import Verb
 from tickwheel.api.verbs import VERBS
-from tickwheel.cli.call import EXIT_FAILED, Call, Command, ask, can_ask
+from tickwheel.cli.call import EXIT_FAILED, Call, Command, ask_person, can_ask
 from tickwheel.cli.options import (
     REMOVED_BY_0,
     argument_of,
     limit_option,
-    moment,
     option_of,
     parameter_name,
-    point,
+    past_time_option,
+    time_option,
 )
 from tickwheel.cli.output import Column, Listing, fields_of
 from tickwheel.client import Client
@@ -69,7 +69,7 @@ def declared(
 
     # A list of commands shows only the first sentence. Errors are those of the client's method.
     text = (verb.text or f"{verb.summary}.").partition(" Raise ")[0].replace("``", "`")
-    return _command(verb, text.replace(". ", ".\n\n", 1) + f"\n\n{note}", run, fields, point)
+    return _command(verb, text.replace(". ", ".\n\n", 1) + f"\n\n{note}", run, fields, time_option)
 
 
 def _may_force(call: Call, conflict: Conflict, question: str) -> bool:
@@ -77,7 +77,7 @@ def _may_force(call: Call, conflict: Conflict, question: str) -> bool:
     if not can_ask(call):
         raise Conflict(f"{conflict.message}; --force deletes it with them") from None
     call.out.remark(conflict.message)
-    if not ask(question):
+    if not ask_person(question):
         call.out.remark("nothing was deleted")
         return False
     return True
@@ -122,7 +122,7 @@ def listed(
         await call.listed(limit, pages if verb.pages else once, listing)
 
     limit = Annotated[int | None, limit_option(None if verb.pages else answer_max)]
-    return _command(verb, help_, run, options, moment, _keyword("limit", limit, None))
+    return _command(verb, help_, run, options, past_time_option, _keyword("limit", limit, None))
 
 
 def _command(
@@ -209,7 +209,7 @@ def read_secrets(path: str) -> list[str]:
     except OSError as error:
         raise BadRequest(f"--secret-file {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise BadRequest(f"--secret-file {path} is not ASCII") from None
+        raise BadRequest(f"--secret-file {path} contains other characters than ASCII") from None
     if len(data) > FILE_BYTES_MAX:
         raise BadRequest(f"--secret-file {path} has more than {FILE_BYTES_MAX} bytes")
     lines = (line.strip() for line in text.splitlines())

@@ -207,7 +207,7 @@ async def _send(
 ) -> None:  # fmt: skip
     """Send tasks in chunks. Tasks confirmed before an error are stored and counted. After an
     interruption the chunk in flight is counted as well, if it is answered soon."""
-    sent = read = 0
+    sent = lines_read = 0
     began = time.monotonic()
     counted = _Counted(lines)
     tasks = (read_all or read_tasks)(counted, defaults)
@@ -219,7 +219,7 @@ async def _send(
             sending = asyncio.ensure_future(enqueuing)  # checked below
             receipts = await asyncio.shield(sending)
             sending = None
-            sent, read = sent + len(receipts), counted.number
+            sent, lines_read = sent + len(receipts), counted.number
             outcomes.update(receipt.outcome for receipt in receipts)
             rate = sent / max(time.monotonic() - began, 0.001)
             update(advance=sum(size for _, size in chunk), count=sent, rate=rate)
@@ -233,8 +233,9 @@ async def _send(
         if sending is not None:
             await asyncio.wait((sending,), timeout=LAST_CHUNK_S)
             if sending.done() and not sending.cancelled() and sending.exception() is None:
-                sent, read = sent + len(sending.result()), counted.number
-        call.out.remark(_interrupted(sent, read, counted.number - read, read_all is read_csv))
+                sent, lines_read = sent + len(sending.result()), counted.number
+        unknown, is_csv = counted.number - lines_read, read_all is read_csv
+        call.out.remark(_interrupted(sent, lines_read, unknown, is_csv))
         raise
     took_s = time.monotonic() - began
     if not call.out.as_json:
@@ -259,7 +260,7 @@ def _interrupted(sent: int, read: int, unknown: int, is_csv: bool) -> str:
 
 
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Maximum bytes of a line; even a frame's largest task with every byte escaped is shorter."""
+"""Maximum bytes of a line; the largest task of a frame, with every byte escaped, is shorter."""
 
 
 class _Counted:
@@ -522,7 +523,7 @@ def _properties(value: Any) -> dict[str, PropertyValue]:
 
 def _whole(kind: Any, value: Any) -> int:
     if type(value) is not int or not kind.low <= value <= kind.high:
-        raise ValueError(f"must be between {kind.low} and {kind.high}, not {value!r:.40}")
+        raise ValueError(f"must be an integer from {kind.low} to {kind.high}, not {value!r:.40}")
     return value
 
 

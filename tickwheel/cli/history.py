@@ -22,7 +22,7 @@ import typer
 
 from tickwheel import environment
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, Default, limit_file_mode, offline
-from tickwheel.cli.options import LimitOption, flag, moment, option, parse_id
+from tickwheel.cli.options import LimitOption, flag, option, parse_id, past_time_option
 from tickwheel.cli.output import (
     BODY_SHOWN_MAX,
     ROWS_SHOWN,
@@ -82,8 +82,8 @@ class QueryOptions(TypedDict, total=False):
     events: Annotated[
         list[str] | None, option("Only this event: acked, …; can be repeated.", "EVENT", "--event")
     ]
-    since: Annotated[datetime | None, moment("From this time on.")]
-    until: Annotated[datetime | None, moment("Before this time.")]
+    since: Annotated[datetime | None, past_time_option("From this time on.")]
+    until: Annotated[datetime | None, past_time_option("Before this time.")]
 
 
 @offline("The events as they are stored.")
@@ -93,7 +93,7 @@ def list_(
     limit: Annotated[
         int | None,
         option(
-            "Maximum number of events; 0 shows all, oldest first."
+            "Maximum number of events; 0: all, oldest first."
             f" Default: all with --json, {ROWS_SHOWN} as a table.",
             "N",
             min=0,
@@ -136,8 +136,8 @@ def tasks(
     directory: DirOption = None,
     key: Annotated[str | None, option("Only tasks with this key.")] = None,
     topic: Annotated[str | None, option("Only tasks of this topic.")] = None,
-    since: Annotated[datetime | None, moment("Enqueued at this time or later.")] = None,
-    until: Annotated[datetime | None, moment("Enqueued before this time.")] = None,
+    since: Annotated[datetime | None, past_time_option("Enqueued at this time or later.")] = None,
+    until: Annotated[datetime | None, past_time_option("Enqueued before this time.")] = None,
     limit: LimitOption = None,
 ) -> int:
     """List tasks of the history, newest first, including finished ones and how each ended.
@@ -629,7 +629,7 @@ class ReportOptions(TypedDict, total=False):
         str, option("Tasks overdue by more than this are stuck.", "DURATION"), Default("1h")
     ]
     sealed_only: Annotated[bool, flag("Leave out segments that are still being written.")]
-    top: Annotated[int, option("Number of the slowest deliveries.", min=1, max=1000), Default(20)]
+    top: Annotated[int, option("Slowest deliveries to list.", min=1, max=1000), Default(20)]
     batch_mb: Annotated[
         int, option("Size of the files loaded at a time.", "MB", min=1), Default(256)
     ]

@@ -1,7 +1,7 @@
 """``tickwheel shards`` and ``tickwheel nodes``: list shards and nodes, move a shard, drain a node.
 
 The state of a shard comes from its own daemon, so that the list also works where shards do not move
-(``serve --processes``). The target of a move comes from its node.
+(``serve --processes``). The target of a move comes from the shard's node.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ async def list_nodes(call: Call) -> int:
     Listing(call.out, grid, _node_row, fields_of).show(nodes.nodes)
     leaderless = [shard.shard for shard in nodes.shards if shard.node is None]
     if leaderless:
-        call.out.remark(f"no daemon serves shard {spans(leaderless)}")
+        call.out.remark(f"no daemon serves these shards: {format_ranges(leaderless)}")
     return EXIT_FAILED if leaderless else 0
 
 
@@ -127,13 +127,13 @@ def _node_row(node: NodeInfo) -> tuple[str, ...]:
         "draining" if node.draining else "serves",
         printable(node.version),
         f"{node.capacity:g}",
-        spans(node.shards),
-        spans(node.standbys),
+        format_ranges(node.shards),
+        format_ranges(node.standbys),
         format_time(node.since_ms)[:-4],
     )
 
 
-def spans(numbers: Iterable[int]) -> str:
+def format_ranges(numbers: Iterable[int]) -> str:
     """Format numbers with ranges: ``0-3, 7``; a dash for none."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):

@@ -131,7 +131,7 @@ def parse_rate(text: str, *, may_be_0: bool = False) -> float:
     except ValueError:
         rate = -1.0
     if not 0 <= rate < float("inf") or (not rate and not may_be_0):
-        raise ValueError(f"{text!r:.40} is not a number above 0")
+        raise ValueError(f"{text!r:.40} is not a number{', 0 or more' if may_be_0 else ' above 0'}")
     return rate
 
 
@@ -230,24 +230,24 @@ def duration(help_: str, *names: str, **more: Any) -> Any:
     return option(help_, "DURATION", *names, parse=parse_duration, **more)
 
 
-def point(help_: str, *names: str, **more: Any) -> Any:
+def time_option(help_: str, *names: str, **more: Any) -> Any:
     """Return an option for a time."""
     return option(help_, "TIME", *names, parse=parse_at, **more)
 
 
-def moment(help_: str, *names: str, **more: Any) -> Any:
+def past_time_option(help_: str, *names: str, **more: Any) -> Any:
     """Return an option for a time, or how long ago it was."""
     help_ = f"{help_.removesuffix('.')}: ISO-8601, or 2h for 2 hours ago."
     return option(help_, "TIME|AGO", *names, parse=parse_moment, **more)
 
 
 def limit_option(answer_max: int | None = None) -> Any:
-    """Return an option for the number of rows; ``answer_max`` limits the daemon's only answer."""
+    """Return an option for the number of rows; ``answer_max``: rows of an answer without pages."""
     default = f"Default: {answer_max or 'all'} with --json, {ROWS_SHOWN} as a table."
     return option(f"Maximum number. {default}", "N", min=1, max=answer_max)
 
 
-def coming(help_: str, *names: str, **more: Any) -> Any:
+def future_time_option(help_: str, *names: str, **more: Any) -> Any:
     """Return an option for a time, or how long from now it is."""
     help_ = f"{help_.removesuffix('.')}: ISO-8601, or 2h from now."
     return option(help_, "TIME|IN", *names, parse=parse_coming, **more)
@@ -281,7 +281,7 @@ METAVARS = {
     "tags": "TAGS", "where": "SQL", "fair_by": "key|tag|NAME", "property": "NAME=VALUE",
     "cron": "EXPR", "timezone": "ZONE", "url": "URL", "reason": "TEXT", "key_prefix": "TEXT",
 }  # fmt: skip
-"""Placeholders of the values of texts."""
+"""Placeholders for the values of text options."""
 COMPLETIONS = {"topic": complete_topics, "group": complete_groups}
 REMOVED_BY_0 = ("limit_each", "rate_each")
 """Settings that 0 removes."""
@@ -311,7 +311,7 @@ def argument_of(word: str, field: Field) -> Any:
     return Annotated[str, argument(word, help_, autocompletion=COMPLETIONS.get(field.name))]
 
 
-def option_of(field: Field, times: Callable[..., Any] = point, **more: Any) -> Any:
+def option_of(field: Field, times: Callable[..., Any] = time_option, **more: Any) -> Any:
     """Return the annotation of the option for a declared field. ``times`` makes the option of a
     time; ``more`` is the same for all options of a block."""
     kind, help_, metavar = field.kind, _help_of(field), METAVARS.get(field.name)
@@ -374,7 +374,7 @@ GroupArgument = Annotated[str, argument("GROUP", "The group's name.")]
 MaybeGroup = Annotated[
     str | None,
     option(
-        "A group of TOPIC. Default: the topic.", "GROUP", "--group", autocompletion=complete_groups
+        "A group of TOPIC, else TOPIC itself.", "GROUP", "--group", autocompletion=complete_groups
     ),
 ]
 TopicOption = Annotated[str | None, option("Only this topic.", autocompletion=complete_topics)]
@@ -384,7 +384,9 @@ GroupOption = Annotated[
 ]
 Ids = Annotated[list[int], argument("ID...", "The tasks' ids.", parse_id)]
 MaybeIds = Annotated[list[int] | None, argument("[ID...]", "The tasks' ids.", parse_id)]
-BeforeOption = Annotated[datetime | None, moment("Only tasks enqueued at this time or earlier.")]
+BeforeOption = Annotated[
+    datetime | None, past_time_option("Only tasks enqueued at this time or earlier.")
+]
 LimitOption = Annotated[int | None, limit_option()]
 YesOption = Annotated[bool, flag("Do not ask for confirmation.", "--yes", "-y")]
 
@@ -395,7 +397,7 @@ DelayOption = Annotated[
 ]
 AtOption = Annotated[
     datetime | None,
-    point("ISO-8601, for example 2030-01-31T09:00+01:00; local time without a zone."),
+    time_option("ISO-8601, for example 2030-01-31T09:00+01:00; local time without a zone."),
 ]
 ShiftOption = Annotated[
     float | None,
@@ -523,7 +525,7 @@ class SelectionOptions(TypedDict, total=False):
     """The options that select tasks or dead letters, by the client's names."""
 
 
-derive(SelectionOptions, SelectionFields.fields(), coming, rich_help_panel=MATCHING)
+derive(SelectionOptions, SelectionFields.fields(), future_time_option, rich_help_panel=MATCHING)
 
 
 class DeadBulkOptions(SelectionOptions, total=False):

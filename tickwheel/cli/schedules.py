@@ -24,7 +24,7 @@ from tickwheel.api.policies import policy_wire
 from tickwheel.api.schedules import NewSchedule
 from tickwheel.api.tasks import kept_options
 from tickwheel.api.times import local_time
-from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask
+from tickwheel.cli.call import EXIT_FAILED, Call, ask_person, can_ask
 from tickwheel.cli.declared import Show, declared
 from tickwheel.cli.options import (
     argument,
@@ -173,7 +173,7 @@ async def apply(
             return 0
         if not yes and not can_ask(call):
             raise BadRequest("this would change schedules; add --yes to confirm")
-        if not yes and not ask(f"Change {len(changes)} schedules?"):
+        if not yes and not ask_person(f"Change {len(changes)} schedules?"):
             call.out.remark("nothing was changed")
             return EXIT_FAILED
         for change, name in changes:

@@ -160,7 +160,7 @@ def serve(
     (TICKWHEEL_NAME). Options take precedence over the environment, the environment over the file.
     """
     # A TICKWHEEL_TOKEN in the environment is the client's, and is ignored.
-    if call.has_written_token:
+    if call.has_token_option:
         raise BadRequest("--token is for clients; use --serve-token for the daemon's token")
     settings = _load_settings(config, {**_assignments(set_ or []), **options})
     _import_parts(settings)

@@ -10,8 +10,8 @@ A command with a selection (``--where`` and the like) says what it would do, ask
 operation, and can follow it. Dead letters can also be selected by group, time and reason; these are
 settled page by page, at a rate, with bounded memory: a page is read, settled and forgotten before
 the next is read. Ids only rise from page to page, and a task that died after the start is left
-alone. A task that dies again is therefore not met again, and the command ends however quickly tasks
-die.
+alone. A task that dies again is therefore not read again, and the command ends however quickly
+tasks die.
 
 Ids are decimal strings in JSON: readers that store numbers as doubles lose digits above 2^53.
 """
@@ -63,9 +63,9 @@ from tickwheel.cli.options import (
     derive,
     duration,
     flag,
-    moment,
     option,
     parse_id,
+    past_time_option,
 )
 from tickwheel.cli.output import (
     BODY_SHOWN_MAX,
@@ -109,7 +109,7 @@ SpreadOption = Annotated[
 async def cancel(call: Call, **options: Unpack[TaskBulkOptions]) -> int:
     """Cancel tasks that are not in flight. A cancelled task is never delivered.
 
-    Select tasks by ids, or by topic and key, or by options, as a bulk operation in the background.
+    Select tasks by ids, by topic and key, or by options in a bulk operation in the background.
     """
     return await _change(call, "cancel", options)
 
@@ -122,10 +122,10 @@ async def reschedule(
     spread: SpreadOption = None,
     **options: Unpack[TaskBulkOptions],
 ) -> int:
-    """Change the due time of tasks: --delay from now, --at a time, or --shift each.
+    """Change the due time of tasks: to --delay from now, to --at, or by --shift.
 
     --spread moves each to one of the emptiest moments after --at, or after its own due time. Select
-    tasks by ids, or by topic and key, or by options, as a bulk operation in the background.
+    tasks by ids, by topic and key, or by options in a bulk operation in the background.
     """
     arguments = given({"delay": delay, "at": at, "shift": shift})
     if spread is not None:
@@ -140,7 +140,7 @@ async def reschedule(
 async def run_now(call: Call, **options: Unpack[TaskBulkOptions]) -> int:
     """Make tasks due at once.
 
-    Select tasks by ids, or by topic and key, or by options, as a bulk operation in the background.
+    Select tasks by ids, by topic and key, or by options in a bulk operation in the background.
     """
     return await _change(call, "run_now", options)
 
@@ -150,10 +150,10 @@ async def _change(
 ) -> int:
     """Change tasks by ids, by topic and key, or by selection."""
     ids, topic, key = (options.get(name) for name in TASK_NAMES)
-    verb, how = METHODS[kind], {n: v for n, v in options.items() if n not in TASK_NAMES}
-    check_selection(ids or None, topic, key, how or None)
-    if how:
-        return await do_bulk(call, Matching(kind, topic, how, arguments))
+    verb, bulk_options = METHODS[kind], {n: v for n, v in options.items() if n not in TASK_NAMES}
+    check_selection(ids or None, topic, key, bulk_options or None)
+    if bulk_options:
+        return await do_bulk(call, Matching(kind, topic, bulk_options, arguments))
     async with call.client() as client:
         if ids:
             results = await getattr(client, f"{verb}_many")(ids, **arguments)
@@ -486,7 +486,8 @@ def _window_text(raw: Mapping[str, Any]) -> str | None:
     if within_ms is None or asked_ms is None:
         return None
     chosen = asked_ms <= raw["due_ms"] <= asked_ms + within_ms
-    return f"{spec_duration(within_ms)}, {'the emptiest' if chosen else 'rescheduled since'}"
+    choice = "at its emptiest moment" if chosen else "rescheduled since"
+    return f"{spec_duration(within_ms)}, {choice}"
 
 
 def attempts_grid(info: TaskInfo) -> Grid:
@@ -544,7 +545,7 @@ _WORDS = {
 OF_DEAD_LETTERS = ("requeue", "delete")
 ENDS_TASKS = ("cancel", "delete")
 """Operations that cannot be undone: these ask first."""
-HOW = ("all_", "dry_run", "yes", "wait", "rate")
+NON_SELECTING = ("all_", "dry_run", "yes", "wait", "rate")
 """Options of a bulk operation that do not select tasks."""
 
 
@@ -607,13 +608,13 @@ class Matching:
     kind: str
     topic: str | None
     options: Mapping[str, Any]
-    """The given options by the client's names: those that select, and HOW."""
+    """The given options by the client's names: those that select, and NON_SELECTING."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def selection(self) -> Any:
         """The options that select."""
-        return {name: value for name, value in self.options.items() if name not in HOW}
+        return {name: value for name, value in self.options.items() if name not in NON_SELECTING}
 
     def described(self) -> str:
         """Return the selection in words, for a question."""
@@ -712,13 +713,13 @@ CHUNK_MAX = 1_000
 """Maximum dead letters of one request."""
 CHUNKS_PER_S = 5
 """Maximum requests per second with a rate, so that the rate is even without a request per task."""
-GONE = "unknown"
-"""The status of a dead letter that another client has settled in the meantime."""
+NO_DEAD_LETTER = "unknown"
+"""The status of a task that is not, or no longer, a dead letter of the group."""
 
 TTL_OVER = "ttl_over"
 _DONE = {"requeue": "requeued", "delete": "deleted"}
 
-IdsOrFilters = Annotated[
+OptionalIds = Annotated[
     list[str] | None, argument("ID...", "The tasks' ids, instead of filters or --all.")
 ]
 
@@ -727,7 +728,7 @@ class SelectOptions(TypedDict, total=False):
     """The options that select dead letters."""
 
 
-derive(SelectOptions, DeadPage.fields()[:-2], moment)  # without the place and size of a page
+derive(SelectOptions, DeadPage.fields()[:-2], past_time_option)  # without place and size of a page
 
 
 class SettleOptions(SelectOptions, DeadBulkOptions, total=False):
@@ -752,7 +753,7 @@ async def show_dead(call: Call, ids: Ids) -> int:
 
 async def requeue(
     call: Call,
-    ids: IdsOrFilters = None,
+    ids: OptionalIds = None,
     rate: RateOption = None,
     ttl: Annotated[
         float | None,
@@ -769,7 +770,7 @@ async def requeue(
 
 
 async def delete(
-    call: Call, ids: IdsOrFilters = None, rate: BulkRate = None, **options: Unpack[SettleOptions]
+    call: Call, ids: OptionalIds = None, rate: BulkRate = None, **options: Unpack[SettleOptions]
 ) -> int:
     """Delete dead letters for good.
 
@@ -796,8 +797,8 @@ async def _settle(
                 " bulk operation, which selects by --topic and the tasks' fields"
             )
         bulk_options = {name: value for name, value in options.items() if name != "topic"}
-        how = bulk_options | given({"rate": rate})
-        return await do_bulk(call, Matching(kind, selection.topic, how, arguments))
+        bulk_options |= given({"rate": rate})
+        return await do_bulk(call, Matching(kind, selection.topic, bulk_options, arguments))
     task_ids = _check(ids, selection, bool(options.get("all_")))
     async with call.client() as client:
         settle: Settle = client.dead_delete
@@ -858,7 +859,7 @@ async def _selected(
         raise
     call.out.result(tally.fields(), tally.sentence())
     _remark_ttl_over(call, tally.statuses[TTL_OVER])
-    return verdict([status for status in tally.statuses if status != GONE], {good})
+    return verdict([status for status in tally.statuses if status != NO_DEAD_LETTER], {good})
 
 
 async def _by_id(
@@ -870,11 +871,11 @@ async def _by_id(
     answers = dict(zip(dead, await settle(dead), strict=True)) if dead else {}
     for pair in pairs:
         task_id, name = pair
-        status = answers.get(pair, GONE)
+        status = answers.get(pair, NO_DEAD_LETTER)
         fields = {"id": str(task_id), "group": name or None, "status": status}
         call.out.result(fields, f"{task_id}  {name or '-'}  {status}")
     _remark_ttl_over(call, list(answers.values()).count(TTL_OVER))
-    return verdict([answers.get(pair, GONE) for pair in pairs], {good})
+    return verdict([answers.get(pair, NO_DEAD_LETTER) for pair in pairs], {good})
 
 
 def _remark_ttl_over(call: Call, count: int) -> None:

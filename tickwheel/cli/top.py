@@ -39,7 +39,7 @@ from urllib.parse import urlsplit
 
 from tickwheel import environment
 from tickwheel.cli.call import Call
-from tickwheel.cli.options import duration, flag, moment, option
+from tickwheel.cli.options import duration, flag, option, past_time_option
 from tickwheel.cli.output import (
     OLDEST,
     STATES,
@@ -596,7 +596,7 @@ async def load(
     step: Annotated[float, duration("Time span of each row.")] = "1m",  # type: ignore[assignment]  # parsed by the option
     steps: Annotated[int, option("Number of rows, at most 1440.", "N", min=1)] = 60,
     since: Annotated[
-        datetime | None, moment("Start of the first row, by default now.", "--from")
+        datetime | None, past_time_option("Start of the first row, by default now.", "--from")
     ] = None,
     everything: Annotated[bool, flag("Also show rows without due tasks.", "--all")] = False,
 ) -> None:

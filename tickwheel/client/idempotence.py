@@ -5,7 +5,7 @@
 
     async with once.claim(delivery) as first:
         if first:
-            ...                                       # done when the body ends without exception
+            ...                                       # done when the block ends without exception
 
 The claim of a delivery is identified by the task's id: two tasks have two claims, whatever their
 keys. Tasks for the same work share a claim only if the handler names it:
@@ -14,9 +14,9 @@ Redis need different ``namespace``s.
 
 ``first`` is False if the work was done within the last ``ttl`` seconds. A body that raises or is
 cancelled releases its claim. **A second claim of the same key waits** until the first has ended.
-Work counts as done only when it is done, so acking a delivery because of ``first == False`` never
-loses work. After ``wait`` seconds the second claim raises ``Conflict`` (in a handler: a nack, and
-the task is delivered again).
+Work is marked only after it has ended without an exception, so acking a delivery because of
+``first == False`` never loses work. After ``wait`` seconds the second claim raises ``Conflict`` (in
+a handler: a nack, and the task is delivered again).
 
 In Redis a claim lasts ``claim`` seconds and is renewed while the body runs, so that after a crash
 the next attempt can start once that time is over. There is one limit: if Redis cannot be reached
@@ -26,8 +26,8 @@ mark are two steps; ``tickwheel.contrib.sqlalchemy.SqlOnce`` combines them in on
 ``DedupStore`` keeps the marks, in this process or in Redis: each key is ``done``, or
 ``claim:TOKEN`` during the work. Invariants: of all claims of an unfinished key at most one is held,
 and the next waits for it; a claim is renewed and removed only with its own token; a claim that is
-not renewed ends after ``claim_ms``; finished work is marked even if the claim was lost. No daemon
-is known here; this Redis need not be its store.
+not renewed ends after ``claim_ms``; finished work is marked even if the claim was lost. This
+module knows no daemon; its Redis need not be a daemon's store.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Once:
     end.
 
     ``size``: maximum keys remembered in process; the oldest are forgotten first (Redis forgets only
-    by ``ttl``). ``namespace`` is the prefix of every key. The claim of a delivery also has its
-    topic and group; two handlers that claim the same text for different work need different
+    by ``ttl``). ``namespace`` is the prefix of every key. The key of a delivery's claim contains
+    its topic and group; two handlers that claim the same text for different work need different
     namespaces.
     """
 
@@ -98,7 +98,7 @@ class Once:
 
         ``work``: a delivery, which identifies its task in its topic and group, or any text.
         ``key``: identifies a delivery's work instead of the task's id: all tasks of the topic and
-        group with the same key share a claim. Raise Conflict if another caller works on it for
+        group with the same key share a claim. Raise Conflict if another caller holds the claim for
         longer than ``wait``, Unreachable if the marks cannot be read or written.
         """
         return self._claim(f"{self._namespace}:{name_of(work, key)}")

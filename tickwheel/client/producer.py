@@ -256,12 +256,12 @@ class Producer(Source):
         if self._tasks + count > self.tasks_max and self._tasks:
             raise Overloaded(
                 f"{self._tasks} tasks wait to be sent or answered; the limit is {self.tasks_max}"
-                " (the client's tasks_max): await some"
+                " (the client's tasks_max): await some enqueues"
             )
         if self._bytes + size > self.bytes_max and self._bytes:
             raise Overloaded(
                 f"{self._bytes} bytes wait to be sent or answered; the limit is {self.bytes_max}"
-                " (the client's bytes_max): await some"
+                " (the client's bytes_max): await some enqueues"
             )
 
     def _close_open(self) -> None:

@@ -5,18 +5,18 @@ step of the event loop; ``search.py`` finds the daemon. ``Heartbeat`` looks for 
 and for dead connections. Only HELLO and PING are known here. Invariants:
 
 * Request numbers ascend over all connections. A connection to a standby is never used. While a
-  connection is open, no other is tried, with one exception:
+  connection is open, no other is tried, except in the next case:
 * A daemon reports when its lease has ended and its store does not answer. It knows nothing more, so
-  the connection stays open while the client searches for another daemon. Only for a daemon with a
-  later epoch is the connection closed, and then handled like one that broke.
+  the connection stays open while the client searches for another daemon. It is closed only for a
+  daemon with a later epoch, and then handled like one that broke.
 * A client of several shards names its shard in HELLO, so that a daemon with another shard answers
   like a standby, with a hint. An older daemon that refuses the option gets a HELLO without it.
 * A stopped process and a broken line look alike: nothing arrives. A connection that is quiet for a
   heartbeat is therefore sent a PING, which a daemon answers even while its store is stuck. Anything
   that arrives counts as an answer. A connection from which nothing arrives for 2.5 heartbeats is
   closed (sooner if ``send_timeout_s`` is below a heartbeat and a request waits). The time in which
-  the PING still moves forward behind other bytes on a slow line does not count. Nothing is judged
-  right after the event loop was blocked, when answers may be unread.
+  a slow line is still sending the PING, or bytes before it, does not count. Immediately
+  after the event loop was blocked, no connection is closed: answers may be unread.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tickwheel.client.search import (
     ShardAddresses,
     Silent,
     address_named,
-    standby,
+    redirect_error,
 )
 from tickwheel.errors import (
     BadRequest,
@@ -61,7 +61,7 @@ from tickwheel.errors import (
 from tickwheel.limits import DELAY_LEVELS, Limits, levels_of_wire, parse_delay_levels
 from tickwheel.protocol import encode
 
-NEWER_WORDS = "lease", "shard", "heartbeat"
+NEWER_OPTIONS = "lease", "shard", "heartbeat"
 """Options of HELLO that older daemons refuse, the newest first."""
 STEADY_S = 1.0
 """Seconds after which a connection counts as good: the next pause is then the shortest again."""
@@ -160,7 +160,7 @@ class Reconnector:
         self._runner = self.loop.create_task(self._run())
         waited_s = self._connect_timeout_s
         await self._wait_connected(waited_s)
-        if self.connection is None and not self._runner.done() and self._finder.any_standby:
+        if self.connection is None and not self._runner.done() and self._finder.any_redirect:
             # Daemons answer: one of them may lead soon.
             rest_s, waited_s = self._active_timeout_s - waited_s, self._active_timeout_s
             await self._wait_connected(rest_s)
@@ -438,7 +438,7 @@ class Reconnector:
             raise self._unanswered(error) from None
         except BadRequest as error:
             # An older daemon refuses a HELLO with unknown options.
-            word = next((word for word in NEWER_WORDS if word in options), None)
+            word = next((word for word in NEWER_OPTIONS if word in options), None)
             if word is None:
                 raise
             if word == "heartbeat":
@@ -452,7 +452,7 @@ class Reconnector:
         shard_addresses = self._finder.shard_addresses
         shard_addresses.learn(info)
         shard = self._finder.shard if shard_addresses.is_many else None
-        not_active = standby(info, secure=self._tls is not None, shard=shard)
+        not_active = redirect_error(info, secure=self._tls is not None, shard=shard)
         if not_active is not None:
             raise not_active
         return info

@@ -10,7 +10,7 @@ when, and its creator passes the function that connects. Neither knows about fra
   ``ATTEMPTS_MAX`` attempts run, plus one repetition: another connection to the first address of a
   round.
 * A daemon that hands its shard over can name its successor. While the successor is a standby, it
-  alone is tried, for at most ``HANDOVER_S``. If it fails otherwise in that time, all addresses are
+  alone is tried, for at most ``HANDOVER_S``. If it fails in another way, all addresses are
   tried, that of the old daemon last.
 * A round tries each address at most once and follows few hints, so that it ends in a pause even if
   standbys name each other or keep naming new addresses. Hints add to the list and never replace it:
@@ -59,8 +59,8 @@ class ShardAddresses:
 
     def __init__(self, count: int, configured: Sequence[Address], *, secure: bool) -> None:
         """``count``: the number of shards. ``configured``: the client's own addresses, the only
-        ones for a single shard. ``secure``: whether it uses TLS; addresses of the other kind are
-        ignored."""
+        ones for a single shard. ``secure``: whether the client uses TLS; addresses of the
+        other kind are ignored."""
         self._configured, self._secure = configured, secure
         self.is_many = count > 1
         """Whether there are several shards."""
@@ -88,7 +88,7 @@ class ShardAddresses:
     @property
     def store_is_away(self) -> bool:
         """Whether daemons of several nodes have lost the store and no daemon is known that reaches
-        it: then the store itself is away, rather than one node cut off from it."""
+        it: then the store itself is unreachable, not just one node cut off from it."""
         named = {self.nodes[shard] for shard in self.unleased}
         return len(named) > 1 and len(self.unleased) == len(self.nodes)
 
@@ -221,7 +221,7 @@ Redirect = (Standby, Elsewhere)
 """Errors of daemons that answer and may name others."""
 
 
-def standby(
+def redirect_error(
     info: dict[str, Any], *, secure: bool = False, shard: int | None = None
 ) -> Standby | Elsewhere | None:
     """Return the error for an answer to HELLO by a standby or by a daemon without ``shard``. None:
@@ -404,7 +404,7 @@ class Finder:
         if self._beside is not None:
             is_soon = now_s < self._soon_until_s and not self.shard_addresses.store_is_away
             return TAKEOVER_BACKOFF_S_MAX if is_soon else BESIDE_BACKOFF_S_MAX
-        if not self.any_standby:
+        if not self.any_redirect:
             return BACKOFF_S_MAX
         if now_s < self._handover_until_s:
             return HANDOVER_BACKOFF_S_MAX
@@ -422,7 +422,7 @@ class Finder:
         return Unreachable(f"no daemon{shard} within {waited_s:g} s: {details}")
 
     @property
-    def any_standby(self) -> bool:
+    def any_redirect(self) -> bool:
         """Whether a daemon was found that does not lead, or does not have the shard."""
         return any(isinstance(error, (NotActive, Elsewhere)) for error in self._failures.values())
 
@@ -439,7 +439,7 @@ class Finder:
         """Try each address once, and the hints of standbys. Return the connection to an active
         daemon, if any. Slow attempts outlast the round."""
         successor = self._only_successor()
-        waiting = self._list() if successor is None else deque((successor,))
+        waiting = self._addresses_in_order() if successor is None else deque((successor,))
         self._tried, self._is_idle = {attempt.address for attempt in self._running}, True
         if waiting and self._may_repeat(waiting[0]):
             self._try(waiting.popleft())
@@ -489,7 +489,7 @@ class Finder:
             self._successor = None
         return self._successor
 
-    def _list(self) -> deque[Address]:
+    def _addresses_in_order(self) -> deque[Address]:
         """Return the addresses of a round in order."""
         shard_addresses, now_s = self.shard_addresses, self._loop.time()
         self._addresses = list(dict.fromkeys(shard_addresses.around(self.shard)))

@@ -3,13 +3,13 @@
 ``Subscription`` survives reconnects; ``Subscriptions`` has all subscriptions of a client by the
 number in DELIVER frames; ``SubscribeOptions`` are the options of a subscription, sent again after
 every reconnect; ``AutoAck`` settles deliveries that their reader has finished; ``Buffer`` holds
-unread deliveries while their leases are extended; ``SpreadSubscription`` has the subscriptions on
-several shards behind one subscription, the front.
+unread deliveries while their leases are extended; ``SpreadSubscription`` combines the
+subscriptions on several shards into one, the front.
 
-Invariants: nothing is acked here; unread deliveries are released at the end without counting an
-attempt; no delivery is read after ``close``, or with a lease that may have ended as far as this
-side can tell; the lease of a delivery that was read is extended only by ``keep_leases``, for
-example by a worker. Times are the event loop's, in seconds.
+Invariants: only ``AutoAck`` acks, and only finished deliveries; unread deliveries are released at
+the end without counting a failure; no delivery is read after ``close``, or with a lease that may
+have ended as far as this side can tell; the lease of a delivery that was read is extended only by
+``keep_leases``, for example by a worker. Times are the event loop's, in seconds.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ async def settle_failed(delivery: Delivery, error: BaseException) -> None:
 
 
 class Reader:
-    """One ``async for``, and the deliveries that its body has."""
+    """One ``async for``, and the deliveries that its body is handling."""
 
     def __init__(self, take: Callable[[], Coroutine[Any, Any, Delivery]]) -> None:
         self._take = take
@@ -139,13 +139,12 @@ class Reader:
 
     def ack(self) -> None:
         """Ack the deliveries that the body has finished."""
-        for delivery in self.open():
+        for delivery in self.take_unsettled():
             with suppress(TickwheelError):  # closed: the lease ends by itself
                 delivery.ack_unwatched()
 
-    def open(self) -> list[Delivery]:
-        """Return the deliveries that the body has not settled. A second call does not return them
-        again."""
+    def take_unsettled(self) -> list[Delivery]:
+        """Remove and return the deliveries of the body, without those that it has settled."""
         held, self._held = self._held, ()
         return [delivery for delivery in held if not delivery.settled]
 
@@ -163,8 +162,8 @@ class AutoAck:
       deliveries are acked.
     * When an exception leaves ``async with``, that task's deliveries are nacked, with "Type: text"
       as the reason; after a cancellation they are released.
-    * Without ``async with`` a ``break`` or an exception goes unnoticed, and so do the bodies of
-      other tasks: the lease ends, and the task is delivered again.
+    * Without ``async with``, and in other asyncio tasks than the one that leaves it, a ``break`` or
+      an exception goes unnoticed: the lease ends, and the delivery's task is delivered again.
 
     A delivery that the body settled itself (``ack``, ``nack``, …) is left alone. Leases are not
     extended while a body runs.
@@ -185,14 +184,14 @@ class AutoAck:
         self._readers = [*(reader for reader in others if reader.task is not task), new]
         return new
 
-    async def left(self, error: BaseException | None) -> None:
+    async def on_exit(self, error: BaseException | None) -> None:
         """Settle the current task's deliveries as it leaves the ``async with``."""
         task = asyncio.current_task()
         for reader in [reader for reader in self._readers if reader.task is task]:
             if error is None:
                 reader.ack()
                 continue
-            for delivery in reader.open():
+            for delivery in reader.take_unsettled():
                 with suppress(TickwheelError):
                     await settle_failed(delivery, error)
 
@@ -368,7 +367,7 @@ class Subscription:
 
     async def _leave(self) -> None:
         if self._resuming is not None:
-            self._resuming.cancel()  # a SUBSCRIBE after the UNSUBSCRIBE would never end
+            self._resuming.cancel()  # a SUBSCRIBE after the UNSUBSCRIBE would stay
         try:
             if self._parts is not None:
                 await self._parts.close()
@@ -381,7 +380,7 @@ class Subscription:
             self._all.remove(self._number)
 
     async def set_prefetch(self, prefetch: int) -> None:
-        """Set the maximum of unsettled deliveries here; 0 pauses."""
+        """Set the maximum number of this subscription's unsettled deliveries; 0 pauses it."""
         self._all.check_prefetch(prefetch)
         self._prefetch, self._divides = prefetch, True
         if self._parts is not None:
@@ -392,7 +391,7 @@ class Subscription:
             await self._call(FrameType.PREFETCH, self._number, prefetch)
 
     @property
-    def takes_credit(self) -> bool:
+    def has_full_credit(self) -> bool:
         """Whether the whole prefetch was requested on the current connection."""
         is_complete = self._credit == self._prefetch and not self._subscribing
         return self._is_started and is_complete and self._reconnector.connection is not None
@@ -422,7 +421,7 @@ class Subscription:
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if self._auto is not None:
-                await self._auto.left(error)
+                await self._auto.on_exit(error)
         finally:
             await self.close()
 
@@ -622,8 +621,8 @@ class Subscription:
             self._subscribing = False
 
     async def _undo(self) -> bool:
-        """Return whether an earlier SUBSCRIBE that was not answered in time had taken the number,
-        which is now free. Otherwise the conflict has another cause."""
+        """Unsubscribe in case an earlier SUBSCRIBE was not answered in time and took the number.
+        Return whether it is free now. Otherwise the conflict has another cause."""
         try:
             await self._call(FrameType.UNSUBSCRIBE, self._number, repeat=False)
         except NotFound:
@@ -649,7 +648,7 @@ class Subscription:
 
 
 def log_new_group(logger: logging.Logger, new: MadeGroup, topic: str, group: str) -> None:
-    """Log that a group was created: as a warning if tasks were waiting, or wait for no consumer."""
+    """Log that a group was created: as a warning if an operator should check it (``is_odd``)."""
     logger.log(logging.WARNING if new.is_odd else logging.INFO, "%s", new.describe(topic, group))
 
 
@@ -847,7 +846,7 @@ def subscribe_options(
             if is_set
         ]
         if meaningless:
-            raise BadRequest(f"{meaningless[0]} has no effect with {kind}: nothing is redelivered")
+            raise BadRequest(f"{meaningless[0]} has no effect with {kind}")
     return SubscribeOptions(
         topic, "" if broadcast else group, lease_ms, retry, ack, auto_ack, broadcast, settings
     )
@@ -1046,8 +1045,8 @@ class SpreadSubscription:
     * A delivery is settled, and its lease extended, at the shard that sent it.
     * An unreachable shard does not delay the others: its subscription starts when it is back.
     * A prefetch that the caller has set is divided. Each shard gets at least 1, and all shards
-      together never deliver more than the prefetch, or than one per shard if it is smaller than
-      their number. Credit moves to the shards that report waiting tasks.
+      together never deliver more than the prefetch, or than one delivery per shard if there are
+      more shards. Credit moves to the shards that report waiting tasks.
     """
 
     def __init__(
@@ -1224,7 +1223,7 @@ class SpreadSubscription:
         """Move credit from shards that do not use it to shards with tasks that wait for credit.
         Return whether a shard was short of credit, and whether credit moved. A shard gets only
         credit that others have given up and no longer use."""
-        parts = [part for part in self._parts if part.takes_credit]
+        parts = [part for part in self._parts if part.has_full_credit]
         loads = await self._update_shares({part: self._shares[part._shard] for part in parts})
         if not any(load.is_short for load in loads.values()):
             return False, False

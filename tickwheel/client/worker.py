@@ -120,13 +120,13 @@ class Worker:
     ``raise RetryLater(delay)``   nack with this delay
     ``raise Snooze(delay)``       postponed; not counted as a failure
     ``raise Reject("why")``       dead letter at once
-    it takes over ``timeout``     cancelled; nack, "timed out after 30 s"
+    it exceeds ``timeout``        cancelled; nack, "timed out after 30 s"
     it does so in a thread        the task stays here until the function returns
     its lease is lost             cancelled; not settled: another consumer may have the task
     it settled the delivery       nothing more
     ============================  ==========================================================
 
-    Handlers share tasks of the event loop, one after the other, but never their context variables.
+    Handlers may run one after the other in one asyncio task, but never share context variables.
     The worker extends the lease while a handler runs. A function in a thread cannot be stopped:
     when it exceeds ``timeout``, the worker logs that and keeps the lease, so that the task never
     runs twice at the same time.
@@ -137,10 +137,11 @@ class Worker:
     handler that raises SystemExit or KeyboardInterrupt has failed; the worker releases all other
     deliveries at once, and ``run`` raises the exception.
     ``on_settled`` is called after each delivery with the delivery, its outcome, the start of its
-    handler by the event loop's clock, and the handler's exception or None. The outcome is a word
-    of Delivery's verbs, or "settled" (by the handler), "lost" (its lease), or "unsettled" (the
-    task will be delivered again). ``on_mismatch``: what to do when a handler names settings
-    (``retry``, ``tags``, ``where``, ``order_...``, ``fair_by``, …) that differ from its group's.
+    handler by the event loop's clock, and the handler's exception or None. The outcome is the
+    word that Delivery's method returned, or "settled" (by the handler), "lost" (its lease), or
+    "unsettled" (the task will be delivered again). ``on_mismatch``: what to do when a handler names
+    settings (``retry``, ``tags``, ``where``, ``order_...``, ``fair_by``, …) that differ from those
+    of its group.
     "refuse": the worker ends with Conflict. "warn": it uses the group's settings, and logs the
     difference and the command that resolves it. "update": at its start it changes the group, which
     needs the right to operate; on a later connection it warns. The default is "warn" if only

@@ -132,7 +132,7 @@ def _of_application(connection: HTTPConnection, name: str) -> Any:
     client_of_app = client_of_app or getattr(connection.app.state, name, None)
     if client_of_app is None:
         raise RuntimeError(
-            "the application has no Tickwheel client: create it with"
+            "the application has no Tickwheel client: create the application with"
             " lifespan=tickwheel.contrib.fastapi.lifespan() and run its lifespan; in tests use"
             f" app.dependency_overrides[{'sync_client' if 'sync' in name else 'client'}]"
         )

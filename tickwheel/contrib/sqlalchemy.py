@@ -45,12 +45,12 @@ INSERTS: dict[str, Any] = {"postgresql": postgresql.insert, "sqlite": sqlite.ins
 
 
 class SqlOnce:
-    """Marks work as done in a database table.
+    """Records in a database table which work is done.
 
     ``table`` and ``schema`` name the table. If it belongs to ``metadata``, ``metadata.create_all``
     and Alembic create it; ``once.table.create(engine, checkfirst=True)`` creates it alone. ``ttl``
-    is the lifetime of a mark by the clock of this process, which must be longer than the time
-    between two deliveries of a task. Every hundredth claim removes at most 1,000 expired marks.
+    is the lifetime of a mark, by the clock of this process; it must be longer than the time between
+    two deliveries of a task. Every hundredth claim removes at most 1,000 expired marks.
     ``namespace`` is the prefix of every key, as in ``Once``.
 
     Every method takes a Connection or Session and uses its transaction. The object is thread-safe.
@@ -81,10 +81,10 @@ class SqlOnce:
     ) -> bool:
         """Mark the work as done in this transaction. Return False if it was already done.
 
-        ``work`` and ``key`` are those of ``Once.claim``; the default is the task's id. If another
-        transaction has claimed the work, wait for its end, within the database's lock timeout. A
-        rollback removes the mark. Raise BadRequest for a connection in autocommit mode or an
-        unsupported database.
+        ``work`` and ``key`` are those of ``Once.claim``; the default ``key`` is the task's id. If
+        another transaction has claimed the work, wait for its end, within the database's lock
+        timeout. A rollback removes the mark. Raise BadRequest for a connection in autocommit
+        mode or an unsupported database.
         """
         open_connection, mark = _connection(connection), self._mark(work, key)
         now_ms = _now_ms()
@@ -105,9 +105,9 @@ class SqlOnce:
         self, connection: Connection | Session, work: str | Delivered, *, key: str | None = None
     ) -> bool:
         """Return whether the work is done, as seen by this transaction."""
-        column = self.table.c
+        columns = self.table.c
         mark = self._mark(work, key)
-        query = select(column.mark).where(column.mark == mark, column.until_ms > _now_ms())
+        query = select(columns.mark).where(columns.mark == mark, columns.until_ms > _now_ms())
         return _connection(connection).execute(query).first() is not None
 
     def forget(
@@ -122,16 +122,16 @@ class SqlOnce:
 
     def _sweep(self, connection: Connection, now_ms: int) -> None:
         """Remove some expired marks, except those locked by another transaction."""
-        column = self.table.c
+        columns = self.table.c
         expired = connection.execute(
-            select(column.mark)
-            .where(column.until_ms <= now_ms)
-            .order_by(column.until_ms)
+            select(columns.mark)
+            .where(columns.until_ms <= now_ms)
+            .order_by(columns.until_ms)
             .limit(SWEPT_MAX)
             .with_for_update(skip_locked=True)
         ).scalars()
         if marks := list(expired):
-            connection.execute(delete(self.table).where(column.mark.in_(marks)))
+            connection.execute(delete(self.table).where(columns.mark.in_(marks)))
 
 
 def _connection(value: Any) -> Connection:

@@ -339,7 +339,7 @@ class Demo:
         start."""
         await self._daemon.start()
         if self._daemon.console is not None:
-            self._view.report(f"look at it in a browser: {self._daemon.console}")
+            self._view.report(f"the console, for a browser: {self._daemon.console}")
         self._began = time.monotonic()
         try:
             async with (
@@ -356,7 +356,7 @@ class Demo:
                     self._picture.phase = "producing"
                     await produce(producer, self._records, self._tasks, self._seconds, SEED)
                     await killing
-                    self._picture.phase = "waiting for the last ones"
+                    self._picture.phase = "waiting for the last tasks"
                     await self._finish(consuming)
                 finally:
                     for task in (watching, killing, *consuming):
@@ -380,7 +380,7 @@ class Demo:
 
     async def _finish(self, consuming: list[asyncio.Task[None]]) -> None:
         deadline = time.monotonic() + FINISH_TIMEOUT_S
-        while self._records.lost and time.monotonic() < deadline:
+        while self._records.unacked and time.monotonic() < deadline:
             for task in consuming:
                 if task.done():
                     task.result()
@@ -419,7 +419,7 @@ class Demo:
         return {
             "enqueued": len(records.due_ms),
             "acked": len(records.acked),
-            "lost": records.lost,
+            "lost": records.unacked,
             "early": records.early,
             "duplicates": records.duplicates,
             "failed_twice": records.nacked // 2,
@@ -494,7 +494,7 @@ class DemoDaemon:
             *("--listen", f"tcp://127.0.0.1:{self.port}"),
             *("--http", self.http or "http://127.0.0.1:0"),
             *("--ready-file", str(ready), "--log-format", "json"),
-            # Shorten retries and grace periods to the duration of the demonstration.
+            # Make retries and grace periods short enough for the demonstration.
             *("--set", "retry_base_s=0.5", "--set", "reconnect_grace_s=1"),
         ]
         with (self.folder / "daemon.log").open("ab") as log:
@@ -558,7 +558,7 @@ class Records:
         return sum(self.deliveries.values()) - len(self.deliveries) - self.nacked
 
     @property
-    def lost(self) -> int:
+    def unacked(self) -> int:
         return len(self.due_ms.keys() - self.acked)
 
 
@@ -596,7 +596,8 @@ async def consume(client: Client, records: Records) -> None:
             _note(records, delivery)
             if delivery.body.endswith(b"fails twice") and delivery.attempt <= 2:
                 records.nacked += 1
-                _watch(asyncio.ensure_future(delivery.nack(reason="it always fails twice")))
+                nack = delivery.nack(reason="it always fails twice")
+                _ignore_lost_nack(asyncio.ensure_future(nack))
             else:
                 _confirm(records, delivery)
 
@@ -621,7 +622,7 @@ def _confirm(records: Records, delivery: Delivery) -> None:
     delivery.ack_nowait().add_done_callback(done)
 
 
-def _watch(future: asyncio.Future[str]) -> None:
+def _ignore_lost_nack(future: asyncio.Future[str]) -> None:
     """Ignore a nack that is lost with its connection, because the task is then delivered again."""
     future.add_done_callback(
         lambda f: None if f.cancelled() or isinstance(f.exception(), TickwheelError) else f.result()

@@ -485,7 +485,7 @@ class Leasing:
     ) -> TaskRow | None:
         """Return the row of a task that can be leased now. Return None if the task has left, its
         row must be read, the filter excludes it, or it must be isolated."""
-        if group.ready.stale and group.ready.is_stale(task_id):
+        if group.ready.stale and group.ready.pop_stale(task_id):
             return None
         if row is None:
             self.reading.set_aside(group, task_id, self._priority_at(group, index, task_id))
@@ -710,7 +710,7 @@ class RowReading:
             return
         ids = group.ready.take(max(0, READ_AHEAD_TASKS - self._being_read(group)))
         for index, task_id in enumerate(ids):
-            if group.ready.stale and group.ready.is_stale(task_id):
+            if group.ready.stale and group.ready.pop_stale(task_id):
                 continue
             if task_id in self._core.resident_rows:
                 group.ready.put_back(ids[index:])

@@ -367,7 +367,7 @@ class Closing:
         missing = self._core.missing
         held_ids = chain(group.flight, group.waiting, group.loading)
         ids = list(islice((i for i in held_ids if i not in missing), limit))
-        ready_ids = [i for i in group.ready.take(limit - len(ids)) if not group.ready.is_stale(i)]
+        ready_ids = [i for i in group.ready.take(limit - len(ids)) if not group.ready.pop_stale(i)]
         if group.is_ordered:
             ready_ids += self._core.orderings.by_group[group].take_some(
                 limit - len(ids) - len(ready_ids)

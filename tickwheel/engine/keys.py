@@ -5,8 +5,8 @@ bytearray, which is searched in C and returns memory that it does not need. The 
 follows the number of tasks in small steps (linear hashing), so that growth never stops the event
 loop. With overhead this takes 18 to 28 bytes per task with a key.
 
-A key of very many tasks would make its bucket long. Such a *crowd* has a separate table, in which
-the ids determine the places.
+A key of very many tasks would make its bucket long. Such a *crowd* has a separate table, whose
+places (see ``Table``) follow from the ids.
 
 Hashes are 64 bits of a secret function (``model/key_hash.py``). Two keys can have the same hash, so
 ``find`` can return ids of another key; the caller compares the key in the row before it changes a
@@ -40,7 +40,7 @@ FILL_MIN = 8
 ADDS_PER_DIVISION = 16
 """New entries per divided bucket. All buckets are divided before entries grow by an eighth."""
 RESERVED_AT_ONCE = 512
-"""Maximum number of buckets that a call of ``reserve`` divides in a few milliseconds."""
+"""Maximum number of buckets that a call of ``reserve`` divides, in a few milliseconds."""
 BUCKETS_MIN = 8
 LONG_BYTES = 1 << 14
 """A bucket is searched for a crowd when it reaches a multiple of this size (1,024 entries)."""
@@ -242,13 +242,13 @@ class KeyIndex:
         self._table = Table()
         self._crowds: dict[int, Table] = {}
         """Hash of a key with many tasks → table of (place of the id, id)."""
-        self._crowded = 0
+        self._tasks_in_crowds = 0
         self._finished = Finished(finished_max)
         self._ended_early: set[int] | None = None
         """During a recovery, the ids of tasks that ended before they were loaded."""
 
     def __len__(self) -> int:
-        return len(self._table) + self._crowded
+        return len(self._table) + self._tasks_in_crowds
 
     def add(self, hashes: Mapping[int, int]) -> None:
         """Add landed tasks. ``hashes`` maps id to hash."""
@@ -260,13 +260,13 @@ class KeyIndex:
             for task_id, key_hash in zip(ids, hashes, strict=True):
                 if key_hash in crowds:
                     crowds[key_hash].put(_place_of(task_id), task_id)
-                    self._crowded += 1
+                    self._tasks_in_crowds += 1
             alone = [at for at, key_hash in enumerate(hashes) if key_hash not in crowds]
             ids, hashes = [ids[at] for at in alone], [hashes[at] for at in alone]
         for bucket in self._table.add(hashes, ids):
-            self._part_crowd(bucket)
+            self._separate_crowd(bucket)
 
-    def _part_crowd(self, bucket: bytearray) -> None:
+    def _separate_crowd(self, bucket: bytearray) -> None:
         """Move the most frequent hash of a long bucket to a separate table if it is a crowd."""
         if len(bucket) < LONG_BYTES:  # the bucket's crowd was already moved
             return
@@ -276,7 +276,7 @@ class KeyIndex:
         ids = self._table.take(key_hash)
         crowd = self._crowds[key_hash] = Table()
         crowd.add([_place_of(task_id) for task_id in ids], ids)
-        self._crowded += len(ids)
+        self._tasks_in_crowds += len(ids)
 
     def ended(self, topic: str, key: str, task_id: int) -> None:
         """Remove an ended task."""
@@ -294,7 +294,7 @@ class KeyIndex:
             was_here = self._table.remove(key_hash, task_id)
         else:
             was_here = crowd.remove(_place_of(task_id), task_id)
-            self._crowded -= was_here
+            self._tasks_in_crowds -= was_here
             if not len(crowd):
                 del self._crowds[key_hash]
         if not was_here and self._ended_early is not None:

@@ -19,10 +19,10 @@ Invariants:
   the end is durable. So even after a crash, no earlier task is delivered again after a later one.
 * A task that was attempted stays the holder even if it is rescheduled. A holder that has no
   attempts gives way to a task that arrived after it and is due before it.
-* A task in a key queue counts as ready (``Group.in_key_queues``) and is in no other queue.
+* A task in a key queue counts as ready (``Group.awaiting_turn``) and is in no other queue.
 * With ``limit_each``, the *called* tasks of a value (those in the ready queue) and its tasks in
   flight together never exceed the limit.
-* A task that is kept back counts as ready (``Group.in_key_queues``), is in no queue of the group,
+* A task that is kept back counts as ready (``Group.awaiting_turn``), is in no queue of the group,
   and takes no place of its value. It can be the holder of its order key. While no key of the group
   is paused, this costs nothing.
 """
@@ -61,13 +61,13 @@ REMEMBERED_MAX = 64
 class Waiting(NamedTuple):
     """The key and the share of a task that waits for its next attempt."""
 
-    order: int
-    share: int
+    key_mark: int
+    share_mark: int
     due_ms: int
-    place: int
+    position: int
 
 
-Ended = tuple["KeyHolders", list[int]]
+KeysToAdvance = tuple["KeyHolders", list[int]]
 """(key holders, marks of changed keys that can advance when the batch is durable)."""
 
 
@@ -137,7 +137,7 @@ class FairShares:
             share = self._share(mark)
             if not self._has_place(share) or (share.queue is not None and not front):
                 share.put(task_id, priority, self.now_ms, front=front)
-                group.in_key_queues += 1
+                group.awaiting_turn += 1
                 return
             share.called += 1
             self.called[task_id] = share
@@ -198,7 +198,7 @@ class FairShares:
             self.unshared_max -= 1
             return False
         share.withdraw(row.id)
-        self._group.in_key_queues -= 1
+        self._group.awaiting_turn -= 1
         self._prune(share)
         return True
 
@@ -217,7 +217,7 @@ class FairShares:
             while len(ids) < limit and (following := share.next()) is not None:
                 ids.append(following[0])
             self._prune(share)
-        self._group.in_key_queues -= len(ids)
+        self._group.awaiting_turn -= len(ids)
         return ids
 
     # --- places ------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ class FairShares:
                 break
             task_id, priority = following
             self.waited_ids.add(task_id)
-            group.in_key_queues -= 1
+            group.awaiting_turn -= 1
             share.called += 1
             self.called[task_id] = share
             group.ready.push(task_id, priority, self.now_ms)
@@ -319,7 +319,7 @@ class FairShares:
         for share in self.by_mark.values():
             share.mark = 0  # leases of tasks in flight refer to the share
             if share.queue is not None:
-                group.in_key_queues -= share.waiting
+                group.awaiting_turn -= share.waiting
                 group.ready.absorb(share.queue, self.now_ms)
                 share.queue = None
         self.by_mark, self.called = {}, {}
@@ -349,8 +349,8 @@ class KeyHolders:
         """Mark → id of the ended holder, or 0, for keys with a change that is not durable: the
         holder has ended, or another task has left."""
         self.notes: dict[int, int] = {}
-        """Mark → number of batches that must become durable before the key can advance, for those
-        keys of ``_ending`` that have more notes than the end of their holder."""
+        """Mark → number of notes that must become durable before the key can advance. A key of
+        ``_ending`` that is missing here has one note: the end of its holder."""
         self._had_concurrent_tasks = False
         """Whether several tasks of a key were in flight before a restart."""
 
@@ -364,16 +364,16 @@ class KeyHolders:
         elif self.order.arrive(mark, row.id, row.due_ms, order_of(row)):
             self._group.ready.push(row.id, 0, self._shares.now_ms)
         else:
-            self._group.in_key_queues += 1
+            self._group.awaiting_turn += 1
 
     def arrive_all(self, rows: Sequence[TaskRow], marks: Sequence[int]) -> None:
-        """Add tasks that have only an order key. ``are_noted`` must be False for their keys."""
+        """Add tasks that have only an order key. ``any_in_notes`` must be False for their keys."""
         holders = self.order.arrive_all(marks, [row[0] for row in rows], [row[1] for row in rows])
         self._group.ready.push_all(holders, self._shares.now_ms)
-        self._group.in_key_queues += len(rows) - len(holders)
+        self._group.awaiting_turn += len(rows) - len(holders)
 
-    def are_noted(self, marks: Collection[int]) -> bool:
-        """Return whether one of these keys has more notes than the end of its holder."""
+    def any_in_notes(self, marks: Collection[int]) -> bool:
+        """Return whether one of these keys is in ``notes``."""
         return not self.notes.keys().isdisjoint(marks)
 
     def rejoin_when_durable(
@@ -384,23 +384,23 @@ class KeyHolders:
         then the task waits in ``loading``."""
         self._group.loading[task_id] = priority
         self.rejoining_ids.add(task_id)
-        self._rejoining.setdefault(waiting.order, []).append((task_id, waiting, front))
+        self._rejoining.setdefault(waiting.key_mark, []).append((task_id, waiting, front))
 
     def add_ready(self, task_id: int, waiting: Waiting, priority: int, *, front: bool) -> None:
         """Add a task that is ready for an attempt. Call it if it has no order key or becomes the
         holder of its key; otherwise put it into the key queue."""
-        order, share, due_ms, place = waiting
-        if order:
+        mark, share, due_ms, position = waiting
+        if mark:
             if self.awaits_replay:
-                self.order.queue(order, task_id, due_ms, place)
+                self.order.queue(mark, task_id, due_ms, position)
                 is_holder = False
             else:
-                if self._ending.get(order) == task_id:
+                if self._ending.get(mark) == task_id:
                     # The ended holder is ready again before its end has become durable.
-                    self._ending[order] = 0
-                is_holder = self.order.arrive(order, task_id, due_ms, place)
+                    self._ending[mark] = 0
+                is_holder = self.order.arrive(mark, task_id, due_ms, position)
             if not is_holder:
-                self._group.in_key_queues += 1
+                self._group.awaiting_turn += 1
                 if priority or share:
                     self._extras[task_id] = (priority, share)
                 return
@@ -408,7 +408,7 @@ class KeyHolders:
 
     def rejoin_after_wait(self, task_id: int, waiting: Waiting, priority: int) -> None:
         """Add a task whose wait is over, once the notes of its key are durable."""
-        if waiting.order in self._ending:
+        if waiting.key_mark in self._ending:
             self.rejoin_when_durable(task_id, waiting, priority, front=False)
         else:
             self.add_ready(task_id, waiting, priority, front=False)
@@ -420,10 +420,10 @@ class KeyHolders:
 
     # --- a task is delivered -------------------------------------------------------------------
 
-    def are_odd(self, marks: Collection[int]) -> bool:
+    def might_give_way(self, marks: Collection[int]) -> bool:
         """Return whether a ready task of one of these keys might have to give way."""
-        odd_marks = (self.order.overtaken, self.notes.keys())
-        return not all(some.isdisjoint(marks) for some in odd_marks if some)
+        checked_marks = (self.order.overtaken, self.notes.keys())
+        return not all(some.isdisjoint(marks) for some in checked_marks if some)
 
     def give_way(self, row: TaskRow, mark: int) -> bool:
         """Let a task give way to an earlier task of its key, or to a task that has left the key but
@@ -431,7 +431,7 @@ class KeyHolders:
         place = order_of(row)
         if mark in self._ending and self.order.head(mark) == row.id:
             self.order.park(mark, row.id, row.due_ms, place)
-            self._group.in_key_queues += 1
+            self._group.awaiting_turn += 1
             first = 0
         else:
             first = self.order.exchange(mark, row.id, row.due_ms, place)
@@ -463,7 +463,7 @@ class KeyHolders:
                 self.end(mark, task_id)
 
     def end(self, mark: int, task_id: int) -> None:
-        """Record that the group has finished a task of the key. A holder lets the key advance."""
+        """Record that the group finished a task of the key. A holder's key can then advance."""
         if self.order.head(mark) == task_id:
             self._note(mark, task_id)
 
@@ -475,7 +475,7 @@ class KeyHolders:
                 self.end(mark, task_id)
         elif self.order.remove(mark, task_id, row.due_ms):
             self._extras.pop(task_id, None)
-            self._group.in_key_queues -= 1
+            self._group.awaiting_turn -= 1
             self.hold_until_durable(mark)
             return True
         return False
@@ -485,7 +485,7 @@ class KeyHolders:
         ids = self.order.take_some(limit)
         for task_id in ids:
             self._extras.pop(task_id, None)
-        self._group.in_key_queues -= len(ids)
+        self._group.awaiting_turn -= len(ids)
         return ids
 
     def forget_shares(self) -> None:
@@ -552,20 +552,20 @@ class KeyHolders:
 
     def _promote(self, marks: Sequence[int]) -> None:
         """Make the next task of each of these order keys its holder."""
-        group, odd = self._group, self._extras
+        group, extras = self._group, self._extras
         heads, dues_ms = self.order.promote(marks)
         if not heads:
             return
-        group.in_key_queues -= len(heads)
+        group.awaiting_turn -= len(heads)
         late_ms = self._shares.now_ms - LATE_MS
         if max(dues_ms) < late_ms:
             self._shares.waited_ids.update(heads)
         elif min(dues_ms) < late_ms:
             pairs = zip(heads, dues_ms, strict=True)
             self._shares.waited_ids.update([head for head, due_ms in pairs if due_ms < late_ms])
-        if odd or group.settings.shares.fair_by is not None:
+        if extras or group.settings.shares.fair_by is not None:
             for head in heads:
-                priority, share = odd.pop(head, (0, 0))
+                priority, share = extras.pop(head, (0, 0))
                 self._shares.call(head, share, priority, front=False)
         else:
             group.ready.push_all(heads, self._shares.now_ms)
@@ -643,7 +643,7 @@ class KeyPauses:
         self._make_ready([i for i, kept in self.kept_back.items() if kept.mark == mark])
         self._shares.call_resumed(mark)
 
-    def are_odd(self, marks: Collection[int]) -> bool:
+    def any_paused(self, marks: Collection[int]) -> bool:
         """Return whether one of these order keys is paused."""
         paused = self._group.paused_keys
         return bool(paused) and not paused.keys().isdisjoint(marks)
@@ -660,14 +660,14 @@ class KeyPauses:
         self._shares.drop_undelivered(row.id)
         priority = 0 if row.options is None else row.options.priority
         self.kept_back[row.id] = KeptBack(mark, share, priority, row.due_ms)
-        self._group.in_key_queues += 1
+        self._group.awaiting_turn += 1
         return True
 
     def leave(self, task_id: int) -> bool:
         """Remove a task that might be kept back. Return whether it was."""
         if self.kept_back.pop(task_id, None) is None:
             return False
-        self._group.in_key_queues -= 1
+        self._group.awaiting_turn -= 1
         return True
 
     def take_some(self, limit: int) -> list[int]:
@@ -689,7 +689,7 @@ class KeyPauses:
         """Make these tasks ready ahead of all others, in their order."""
         for task_id in reversed(ids):
             kept = self.kept_back.pop(task_id)
-            self._group.in_key_queues -= 1
+            self._group.awaiting_turn -= 1
             self._shares.waited_ids.add(task_id)
             self._shares.call(task_id, kept.share, kept.priority, front=True)
 
@@ -797,20 +797,20 @@ class Ordering:
         if any(columns.priority) or not is_absent(columns.order_id):
             return None
         marks = marks_of(columns)
-        return marks if marks and all(marks) and not self.keys.are_noted(marks) else None
+        return marks if marks and all(marks) and not self.keys.any_in_notes(marks) else None
 
     def make_ready_again(self, lease: Lease, now_ms: int, *, front: bool) -> None:
         """Make the task of an ended lease ready again."""
         self._note_time(now_ms)
         waiting, priority = _waiting_of(lease), lease.traits.priority
-        if waiting.order:
-            self.keys.hold_until_durable(waiting.order)
+        if waiting.key_mark:
+            self.keys.hold_until_durable(waiting.key_mark)
             self.keys.rejoin_when_durable(lease.id, waiting, priority, front=front)
         else:
             self.keys.add_ready(lease.id, waiting, priority, front=front)
 
     def retry(self, task_id: int, priority: int, now_ms: int) -> None:
-        """Make a task ready whose waiting time until its next attempt is over."""
+        """Make ready a task whose wait for its next attempt is over."""
         self._note_time(now_ms)
         self._unhold(task_id)
         waiting = self.waiting.pop(task_id, None)
@@ -826,10 +826,10 @@ class Ordering:
             waiting = _waiting_of(of)
         else:
             waiting = Waiting(mark_of(of), self.shares.mark_of(of), of.due_ms, order_of(of))
-        if waiting.order or waiting.share:
+        if waiting.key_mark or waiting.share_mark:
             self.waiting[of.id] = waiting
-            if waiting.order and is_new:
-                self.keys.hold_until_durable(waiting.order)
+            if waiting.key_mark and is_new:
+                self.keys.hold_until_durable(waiting.key_mark)
 
     # --- a task is delivered -------------------------------------------------------------------
 
@@ -861,7 +861,7 @@ class Ordering:
         marks of their order keys, or None if they have no keys."""
         if marks is None:
             return True
-        return not (self.keys.are_odd(marks) or self.pauses.are_odd(marks))
+        return not (self.keys.might_give_way(marks) or self.pauses.any_paused(marks))
 
     def hand_out_all(self, ids: Sequence[int], traits: list[Traits] | None) -> list[Traits] | None:
         """``hand_out`` these tasks. Return their traits; None if all are ``PLAIN``."""
@@ -924,7 +924,7 @@ class Ordering:
         return self.shares.withdraw(row)
 
     def drop_undelivered(self, row: TaskRow, *, stays_holder: bool = False) -> None:
-        """Let a task leave that was taken from the ready queue but is not delivered."""
+        """Remove a task that was taken from the ready queue but is not delivered."""
         mark = mark_of(row)
         if mark and not stays_holder:
             self.keys.end(mark, row.id)
@@ -951,19 +951,19 @@ class Ordering:
         if self.held.pop(task_id, None) is not None:
             self._group.held = len(self.held)
 
-    def release(self, task_id: int, priority: int, now_ms: int) -> None:
+    def release_held(self, task_id: int, priority: int, now_ms: int) -> None:
         """Make a held task ready again."""
         waiting = self.waiting.get(task_id)
         if waiting is not None:
-            self.keys.hold_until_durable(waiting.order)
+            self.keys.hold_until_durable(waiting.key_mark)
         self.retry(task_id, priority, now_ms)
 
     def skip_held(self, task_id: int) -> None:
         """Remove a held task, so that its key can advance."""
         self._unhold(task_id)
         waiting = self.waiting.pop(task_id, None)
-        if waiting is not None and waiting.order:
-            self.keys.end(waiting.order, task_id)
+        if waiting is not None and waiting.key_mark:
+            self.keys.end(waiting.key_mark, task_id)
 
     # --- the whole group -----------------------------------------------------------------------
 
@@ -980,7 +980,7 @@ class Ordering:
         if self._group.settings.shares.fair_by != former.shares.fair_by:
             self.keys.forget_shares()
             resumed = self.pauses.forget_shares()
-            self.waiting = {i: waiting._replace(share=0) for i, waiting in self.waiting.items()}
+            self.waiting = {i: it._replace(share_mark=0) for i, it in self.waiting.items()}
         self.shares.apply_settings(former, mono_ms)
         return resumed
 
@@ -1001,7 +1001,7 @@ class Orderings:
     """The ``Ordering`` of each ordered group, and the work that the next ticks must do for them."""
 
     def __init__(
-        self, wake: Callable[[Group], None], call_when_durable: Callable[[Ended], None]
+        self, wake: Callable[[Group], None], call_when_durable: Callable[[KeysToAdvance], None]
     ) -> None:
         """``wake`` is called with a group that might be able to deliver. ``call_when_durable`` gets
         the keys that must ``advance`` when the open batch is durable."""

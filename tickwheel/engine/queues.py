@@ -135,7 +135,7 @@ class ReadyQueue:
         "_runs",
         "_served",
         "_turn",
-        "emptied_since_ms",
+        "last_taken_arrival_ms",
         "stale",
         "stale_count",
     )
@@ -150,8 +150,8 @@ class ReadyQueue:
         """Priority → value of ``_picks`` at its last turn."""
         self._runs: list[tuple[int, int]] = []
         """(priority, count) of the ids taken last; empty if none had a priority."""
-        self.emptied_since_ms: int | None = None
-        """The approximate arrival of the last entry of the level that was emptied last."""
+        self.last_taken_arrival_ms: int | None = None
+        """The approximate arrival of the last entry of the level that became empty last."""
         self.stale: dict[int, int] = {}
         """Id → number of its first entries that are stale; ``stale_count`` is the sum."""
         self.stale_count = 0
@@ -168,7 +168,7 @@ class ReadyQueue:
         if self.stale_count > STALE_MIN and self.stale_count * 2 > len(self):
             self._drop_stale()
 
-    def is_stale(self, task_id: int) -> bool:
+    def pop_stale(self, task_id: int) -> bool:
         """Return whether this entry, which is being taken, is stale. If so, uncount it."""
         left = self.stale.get(task_id)
         if left is None:
@@ -224,7 +224,7 @@ class ReadyQueue:
 
     def _emptied(self, level: PriorityLevel) -> None:
         if level.since_ms is not None:  # entries that were put back have no time
-            self.emptied_since_ms = level.since_ms
+            self.last_taken_arrival_ms = level.since_ms
 
     def _take_lower(self, highest: int) -> list[int]:
         """Take an id from the priority below ``highest`` that has waited longest for its turn."""
@@ -428,7 +428,7 @@ else:
 
 class KeyQueue(_Numbers):
     """The tasks of a key: its head (or ``NOBODY``), and the due time and id of each queued task,
-    ascending by due time and place. The class is an array itself, which saves half of the time. For
+    ascending by due time and place. The class is itself an array, which halves the time. For
     many keys, ``Order`` accesses the array directly."""
 
     __slots__ = ("begin", "head")
@@ -522,9 +522,9 @@ class Order:
     def head(self, mark: int) -> int:
         """Return the holder of the key, or 0 if the key is free."""
         queue = self.queues.get(mark)
-        return self._alone(mark) if queue is None else queue.head
+        return self._head_without_queue(mark) if queue is None else queue.head
 
-    def _alone(self, mark: int) -> int:
+    def _head_without_queue(self, mark: int) -> int:
         head = self._few.get(mark)
         if head is not None:
             return head
@@ -746,7 +746,7 @@ class Share:
         while (queue := self.queue) is not None:
             (task_id,) = queue.take(1)
             priority = queue.priority_at(0)
-            is_stale = queue.is_stale(task_id)
+            is_stale = queue.pop_stale(task_id)
             if not queue.count:
                 self.queue = None
             if not is_stale:

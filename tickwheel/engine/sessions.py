@@ -25,13 +25,13 @@ from tickwheel.model.policies import Merged
 from tickwheel.model.records import NOT_ONCE, SessionKey, SessionRow
 
 UNUSED_MAX = 1_000
-"""Maximum number of the longest unused sessions that a scan of all sessions finds."""
+"""Maximum number of sessions that a scan of all sessions collects: the longest unused."""
 SCAN_GAP_MS = 500
 """Minimum time between two scans if the first has not found the maximum number of sessions."""
 StoredAnswer = tuple[int, int, int, int]
 """(request, first id, number of ids, accepted_ms). For a request with rules, ``Session.merged``
-contains the outcomes, and the first id is the newest id that was not durable and on which the
-decision depends, or 0."""
+contains the outcomes, and in place of the first id is the newest id on which the decision depends
+and which was not durable, or 0."""
 
 
 class ReplySink(Protocol):
@@ -57,7 +57,7 @@ class ReplySink(Protocol):
         """Queue an answer from ``answer_to``, once it is durable, for the next ``flush``."""
 
     def error(self, request: int, code: str, message: str) -> None:
-        """Answer that the request was refused or failed. ``code`` is one of the error table."""
+        """Answer that the request was refused or failed. ``code`` is a code of the error table."""
 
     def flush(self) -> None:
         """Send all answers since the last flush as one piece."""
@@ -73,8 +73,8 @@ class Session:
     """A producer session. It is not forgotten while ``connections`` > 0."""
 
     __slots__ = (
-        "_all",
         "_rows",
+        "_sessions",
         "_unwritten",
         "_written",
         "answers",
@@ -90,7 +90,7 @@ class Session:
     )  # fmt: skip
 
     def __init__(self, key: bytes, now_ms: int, sessions: Sessions) -> None:
-        self._all = sessions
+        self._sessions = sessions
         self.key = key
         self.floor = 0
         self.last = 0
@@ -114,7 +114,7 @@ class Session:
         """The highest request number in those rows."""
 
     @property
-    def requests(self) -> int:
+    def request_count(self) -> int:
         """Number of requests that count against ``window_max``."""
         return len(self.answers) + len(self.undecided)
 
@@ -130,7 +130,7 @@ class Session:
 
     def _count(self, more: int) -> None:
         self.weight += more
-        self._all.answers += more
+        self._sessions.answer_count += more
 
     def remember_merged(self, answer: StoredAnswer, merged: Merged) -> None:
         """Remember the answer to a request with rules. Each of its tasks counts as an answer."""
@@ -195,7 +195,7 @@ class Session:
 
     def undo_change(self, key: SessionKey, row: SessionRow | None) -> bool:
         """Undo a refused change of a row, so that its valid part is written again. Return False if
-        the row was dropped with its session and must still be dropped."""
+        the change was the removal of a forgotten session's row, which must be repeated."""
         _, first = key
         if row is None:
             if first < self.floor:
@@ -226,7 +226,7 @@ class Session:
         self.last = max(self.last, floor)
 
     def end(self) -> list[SessionKey]:
-        """End the session and return the keys of its rows. Later refusals change no count."""
+        """End the session and return the keys of its rows. A later ``drop`` changes no count."""
         self._count(-self.weight)
         self.answers, self.merged, self._unwritten = {}, {}, []
         return [(self.key, first) for _, first in self._rows]
@@ -236,7 +236,7 @@ class Sessions:
     """All sessions of a daemon, at most ``sessions_max``."""
 
     def __init__(self, sessions_max: int, idle_ms_max: int) -> None:
-        self.answers = 0
+        self.answer_count = 0
         """Number of remembered answers of all sessions."""
         self._all: dict[bytes, Session] = {}
         self._unused: list[tuple[bytes, int]] = []
@@ -287,7 +287,7 @@ class Sessions:
         limit = now_ms - self._idle_ms_max
         return [s.key for s in self._all.values() if not s.connections and s.seen_ms < limit]
 
-    def make_room(self, now_ms: int, idle_ms_min: int) -> bytes | None:
+    def find_evictable(self, now_ms: int, idle_ms_min: int) -> bytes | None:
         """Return the key of the longest unused session that is unlikely to be resumed, or None."""
         limit = now_ms - idle_ms_min
         while True:

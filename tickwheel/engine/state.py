@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from tickwheel.engine.events import DELETED, UNRECORDED, Ledger
 from tickwheel.engine.keys import KeyIndex
-from tickwheel.engine.ordering import NEVER_MS, Ended, Ordering, Orderings, mark_of
+from tickwheel.engine.ordering import NEVER_MS, KeysToAdvance, Ordering, Orderings, mark_of
 from tickwheel.engine.sessions import ReplySink, Session, Sessions, StoredAnswer
 from tickwheel.engine.timetables import LoadedSchedule, ScheduleHeap, Undo
 from tickwheel.engine.topics import (
@@ -359,7 +359,7 @@ class Batch:
     """(topic, outcome) → number of tasks of ``staged`` that were not stored."""
     has_marks: bool = False
     """Whether the batch contains answers that are remembered for resends."""
-    ended: list[Ended] = field(default_factory=list)
+    ended: list[KeysToAdvance] = field(default_factory=list)
     """Order keys whose next task can become holder when the batch is durable."""
     replies: list[Reply] = field(default_factory=list)
     """Answers that wait for this batch, in order."""
@@ -808,7 +808,7 @@ class Core:
         if self.expiry_mono_ms is None or self.expiry_mono_ms > at_mono_ms:
             self.expiry_mono_ms = at_mono_ms
 
-    def _call_when_durable(self, ended: Ended) -> None:
+    def _call_when_durable(self, ended: KeysToAdvance) -> None:
         """Advance these order keys when the open batch is durable."""
         self.open.ended.append(ended)
 
@@ -996,5 +996,5 @@ class Core:
             self.wake(group)
 
     def wake(self, group: Group) -> None:
-        if group.able and group.ready_count > group.in_key_queues and group not in self.throttled:
+        if group.able and group.ready_count > group.awaiting_turn and group not in self.throttled:
             self.runnable[group] = None

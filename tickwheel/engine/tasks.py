@@ -765,7 +765,7 @@ class KeyControl:
             return keys
         for task_id, since_ms in islice(ordering.held.items(), limit):
             attempts, waiting = group.delivery_attempts.get(task_id), ordering.waiting.get(task_id)
-            queue = ordering.keys.order.queues.get(waiting.order) if waiting is not None else None
+            queue = ordering.keys.order.queues.get(waiting.key_mark) if waiting else None
             attempt = attempts.attempt if attempts is not None else 0
             keys.append(HeldKey(task_id, since_ms, attempt, 0 if queue is None else queue.waiting))
         return keys
@@ -803,7 +803,7 @@ class KeyControl:
             return "not_held"
         core.forget_deliveries(group, task_id, self._take_out(group, task_id).attempt)
         core.open.effects.progress[task_id, group.name] = None
-        ordering.release(task_id, priority_of(snapshot.row), now_ms)
+        ordering.release_held(task_id, priority_of(snapshot.row), now_ms)
         core.wake(group)
         core.recorder.requeued(snapshot.row.topic, group.name, task_id)
         return "released"

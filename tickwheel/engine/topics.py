@@ -95,8 +95,8 @@ class Group:
     """Whether some of the group's tasks must wait for others; see ``ordering.py``."""
     key_queues_since_ms: Callable[[], int] | None = None
     """Returns the approximate time at which the longest waiting of those tasks began to wait."""
-    in_key_queues: int = 0
-    """Number of due tasks that wait in key queues, or for a place of their value."""
+    awaiting_turn: int = 0
+    """Number of due tasks in key queues, waiting for a place of their value, or kept back."""
     held: int = 0
     """Number of order keys that wait for an operator."""
     hold_intervals: HoldIntervals | None = None
@@ -158,13 +158,13 @@ class Group:
             return None
         times_ms: list[int] = []
         for level in self.ready.levels():
-            while self.ready.stale and (head := level.peek(1)) and self.ready.is_stale(head[0]):
+            while self.ready.stale and (head := level.peek(1)) and self.ready.pop_stale(head[0]):
                 level.take(1)
             if level.since_ms is not None and (len(level) or self.loading):
                 times_ms.append(level.since_ms)
-        if self.in_key_queues and self.key_queues_since_ms is not None:
+        if self.awaiting_turn and self.key_queues_since_ms is not None:
             times_ms.append(self.key_queues_since_ms())
-        return min(times_ms, default=self.ready.emptied_since_ms)
+        return min(times_ms, default=self.ready.last_taken_arrival_ms)
 
     def credit_up_to(self, limit: int) -> int:
         """Return the total credit of the subscribers, at most ``limit``, which bounds the work if
@@ -178,7 +178,7 @@ class Group:
 
     @property
     def ready_count(self) -> int:
-        return self.ready.count + len(self.loading) + self.in_key_queues
+        return self.ready.count + len(self.loading) + self.awaiting_turn
 
     def withdraw(self, task_id: int) -> None:
         """Remove a ready task."""

@@ -523,7 +523,7 @@ class History:
         return recorder
 
     def evidence(self) -> list[Evidence]:
-        """Return the epochs of the store in the history, before a tenure begins."""
+        """Return the store's epochs that are in the history, before a tenure begins."""
         return find_evidence(Path(self._options.folder), self._options.shard)
 
     def _take_over(self, opened: Opened) -> None:

@@ -7,8 +7,8 @@ survives the end of the daemon, but not a power cut. Invariants:
   it fails, it sets ``trouble`` and returns False, and the caller continues without that part of the
   history.
 * A file contains only complete arrays: the rest of a failed write is truncated.
-* The current file is locked before it gets its name, and until its daemon ends. The lock tells the
-  writer whether more data can follow.
+* The current file is locked before it gets its name, and stays so until its daemon ends. The
+  lock tells the writer whether more data can follow.
 * A torn tail is not an error for a reader, which reads only complete arrays. Every call reads from
   a position between two arrays. The reader keeps no bytes after complete arrays, because a full
   disk can make the daemon truncate them.
@@ -239,7 +239,7 @@ class Chunk(NamedTuple):
 
     arrays: list[tuple[int, list[Any]]]
     offset: int
-    damaged: str = ""
+    damage: str = ""
     """Why the file cannot be read from ``offset`` on; empty: there is no damage."""
 
 
@@ -283,10 +283,10 @@ def read_open(fd: int, offset: int, chunk_bytes: int = CHUNK_BYTES) -> Chunk:
     while True:
         data = os.pread(fd, chunk_bytes, offset)
         chunk = _parse(data, offset)
-        if chunk.arrays or chunk.damaged or offset + len(data) >= size:
+        if chunk.arrays or chunk.damage or offset + len(data) >= size:
             return chunk
         if chunk_bytes > ARRAY_BYTES_MAX:
-            return chunk._replace(damaged=f"an array is longer than {ARRAY_BYTES_MAX} bytes")
+            return chunk._replace(damage=f"an array is longer than {ARRAY_BYTES_MAX} bytes")
         chunk_bytes *= 4
 
 

@@ -616,8 +616,8 @@ class Follower:
             return self._adopt(epoch, replace(progress, offset=chunk.offset), chunk.offset)
         size = path.stat().st_size
         lost_bytes = size - chunk.offset
-        if chunk.damaged or (lost_bytes and not is_held):
-            reason = chunk.damaged or "its end is torn"
+        if chunk.damage or (lost_bytes and not is_held):
+            reason = chunk.damage or "its end is torn"
             self._log_damage(f"{lost_bytes} bytes of {name} are lost: {reason}")
             record = [
                 EventKind.DROPPED,

@@ -46,7 +46,7 @@ class KeyHash:
         return (number % self._prime * self._factor + self._term(topic)) >> 64 & _MASK or 1
 
     def of_many(self, topics: Sequence[str], keys: Sequence[str]) -> list[int]:
-        """Return the hashes of many topics and keys. This halves the time of single calls."""
+        """Return the hashes of many topics and keys. This takes half as long as single calls."""
         prime, factor, numbers = self._prime, self._factor, _numbers_of(keys)
         terms = {topic: self._term(topic) for topic in set(topics)}
         if len(terms) == 1:

@@ -359,7 +359,7 @@ class ClaimRow(NamedTuple):
 R = TypeVar("R")
 
 
-def _no_half_tasks(row: object) -> Sequence[int]:
+def _no_half_task_sizes(row: object) -> Sequence[int]:
     return ()
 
 
@@ -378,7 +378,7 @@ class Kind(Generic[R]):
     function in ``builds`` reads."""
     builds: tuple[Callable[..., R], ...]
     """Functions that build a row from its values, one for each version of the format, from 1 on."""
-    half_tasks: Callable[[R], Sequence[int]] = _no_half_tasks
+    half_task_sizes: Callable[[R], Sequence[int]] = _no_half_task_sizes
     """Returns the bytes of each half task in a row. A full store refuses rows with half tasks."""
 
 
@@ -587,7 +587,7 @@ def _half(
     return Half(topic, due_ms, delay_ms, body, _options_or_none(options))
 
 
-def _half_tasks(row: TransactionRow | Halves) -> Sequence[int]:
+def _half_task_sizes(row: TransactionRow | Halves) -> Sequence[int]:
     return [half.size_bytes for half in row.halves] if isinstance(row, Halves) else ()
 
 
@@ -597,7 +597,7 @@ TRANSACTION: Kind[TransactionRow | Halves] = Kind(
     key=key_of,
     fields=_transaction_fields,
     builds=(_transaction,),
-    half_tasks=_half_tasks,
+    half_task_sizes=_half_task_sizes,
 )
 """The state of a transaction and its half tasks, by (transaction, part). The batch that commits a
 transaction also contains its tasks, and drops its half tasks."""
@@ -778,19 +778,19 @@ class Effects:
             del self.records[kind, key]
         return forgotten
 
-    def half_tasks(self) -> list[int]:
+    def half_task_sizes(self) -> list[int]:
         """Return the bytes of each half task in the written records."""
         return [
             size_bytes
             for (kind, _), row in self.records.items()
             if row is not None
-            for size_bytes in kind.half_tasks(row)
+            for size_bytes in kind.half_task_sizes(row)
         ]
 
     @property
     def makes_tasks(self) -> bool:
         """Whether the batch has new tasks or half tasks, which a full store refuses."""
-        return bool(self.enqueued) or bool(self.half_tasks())
+        return bool(self.enqueued) or bool(self.half_task_sizes())
 
     def is_empty(self) -> bool:
         """Return whether a restart does not need the batch, because it contains at most marks."""

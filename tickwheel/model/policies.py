@@ -431,7 +431,7 @@ def _fields(kind: str, text: str) -> dict[str, Any]:
         name, equals, value = part.partition("=")
         if name not in wire_names or not equals:
             forms = ", ".join(f"{n}=…" for n in wire_names)
-            raise ValueError(f"{part!r:.60} is not part of {kind}; write {forms}")
+            raise ValueError(f"{part!r:.60} is not valid for {kind}; write {forms}")
         if wire_names[name] in fields:
             raise ValueError(f"{name} is given twice")
         fields[wire_names[name]] = _value(name, value)

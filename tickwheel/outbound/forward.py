@@ -73,8 +73,8 @@ REPLY_BYTES_MAX: Final = 9_999
 """Maximum bytes of a reply of Redis. If a reply is longer, the connection is closed before the
 reply is read."""
 _TOO_LARGE: Final = re.compile(rb"\n(?:[*%%~>|]|\$\d{%d,})" % (len(str(REPLY_BYTES_MAX)) + 1))
-"""Matches the beginning of a reply with several values or a longer string. No command has such a
-reply, and the parser would allocate memory for the announced size."""
+"""Matches the beginning of a reply with several values or a longer string. No command here has such
+a reply, and the parser would allocate memory for the announced size."""
 TASK_ERROR_PREFIXES: Final = (
     "WRONGTYPE ",
     "ERR Elements are too large",
@@ -94,7 +94,7 @@ def redis_target(url: str, secret: str | None) -> RedisTarget:
     database = target_url.path or "0"
     if not database.isascii() or not database.isdigit():
         raise BadRequest(
-            f"url must end with the number of a database, not with {target_url.path!r:.60}"
+            f"the path of url must be the number of a database, not {target_url.path!r:.60}"
         )
     batch = target_url.batch_max()
     if target_url.has_option("stream") == target_url.has_option("list"):

@@ -662,7 +662,7 @@ def event(delivery: Delivery, task_message: Message, message_id: str) -> bytes:
     for name, value in (*attributes.items(), *extensions.items(), *original.items()):
         forms = (value,) if isinstance(value, str) or value is None else (value, as_text(value))
         for form in forms:
-            if cloudevents.wrong_with(name, form) is None:
+            if cloudevents.invalid_reason(name, form) is None:
                 fields[name] = form
                 break
     kind = str(fields.get("datacontenttype") or "").partition(";")[0].lower()

@@ -7,8 +7,8 @@ A lane takes all waiting deliveries as one batch, sends and settles them, and ta
 There is no timer, so batches grow with the load. A batch that fails is sent again on a new
 connection. If that fails, each delivery of the batch is sent alone, because a single one may cause
 the failure; deliveries that still fail are nacked and follow the group's retry policy. If the
-target is unreachable or raises ``NotNow``, its unsent deliveries are released without counting a
-failure. The runner connects only for a batch, with a growing pause before each further attempt.
+target is unreachable or raises ``NotNow``, the batch's unsent deliveries are released without
+counting a failure. The runner connects only for a batch, with a growing pause before each retry.
 
 Invariants: a delivery is acked only after the target has confirmed it. At most ``concurrency``
 batches are being sent at a time, and their leases are extended. One attempt to connect runs at a
@@ -66,7 +66,7 @@ def checked(check: Check | None) -> Iterator[None]:
 
 def _watch(loop: asyncio.AbstractEventLoop) -> None:
     if not isinstance(loop, asyncio.BaseEventLoop):
-        raise BadRequest(f"the argument check needs an asyncio event loop, not {type(loop)!r}")
+        raise BadRequest(f"check= needs asyncio's own event loop, not {type(loop)!r}")
     if hasattr(loop, _MARK):
         return
     connect = loop.sock_connect
@@ -142,8 +142,8 @@ class Runner:
         self._leases: Leases | None = None
         self._under_way: dict[int, list[Delivery]] = {}
         """Unsettled batches, by the identity of their lists."""
-        self._lost_ids: set[int] = set()
-        """Identities of deliveries in ``_under_way`` that have lost their leases."""
+        self._lost_deliveries: set[int] = set()
+        """Identities of the deliveries in ``_under_way`` that have lost their leases."""
         self._connections = 0
         """Number of connections so far, from which a lane learns that another has reconnected."""
         self._connecting: asyncio.Task[str | None] | None = None
@@ -248,7 +248,7 @@ class Runner:
             return await self._put_off(batch, unreachable_reason)
         if len(batch) > 1:
             return await self._forward_each(batch)
-        return await self._failed(batch, problem)
+        return await self._nack_failed(batch, problem)
 
     async def _forward_each(self, batch: list[Delivery]) -> bool:
         """Send each delivery of a failed batch alone, because a single one may cause the failure.
@@ -264,13 +264,13 @@ class Runner:
             failures = 0 if problem is None else failures + 1
             if problem is None:
                 continue
-            if not await self._failed([delivery], problem):
+            if not await self._nack_failed([delivery], problem):
                 return False
             if failures == ALONE_MAX:
                 return await self._put_off(batch[index + 1 :], problem)
         return True
 
-    async def _failed(self, batch: list[Delivery], problem: str) -> bool:
+    async def _nack_failed(self, batch: list[Delivery], problem: str) -> bool:
         """Nack failed deliveries. If the runner is stopping, return False; they are released."""
         return await self._settle_unsent(batch, Outcome("retry", reason=problem))
 
@@ -313,7 +313,7 @@ class Runner:
         asking = []
         for delivery, outcome in zip(batch, outcomes, strict=True):
             leases.drop(delivery)
-            self._lost_ids.discard(id(delivery))
+            self._lost_deliveries.discard(id(delivery))
             if outcome[0] == "ack":
                 delivery.ack_unwatched()
                 if on_settled is not None:
@@ -339,12 +339,12 @@ class Runner:
     def _in_hand(self) -> Iterator[InHand]:
         for batch in self._under_way.values():
             for delivery in batch:
-                if not delivery.settled and id(delivery) not in self._lost_ids:
+                if not delivery.settled and id(delivery) not in self._lost_deliveries:
                     yield delivery, delivery.lease_until_s, partial(self._lose, delivery)
 
     def _lose(self, delivery: Delivery, answer: str) -> None:
         # The delivery is still acked once the target confirms it, because the first ack counts.
-        self._lost_ids.add(id(delivery))
+        self._lost_deliveries.add(id(delivery))
         LOGGER.warning("%r lost its lease while it was being sent (%s)", delivery, answer)
 
     # --- the connection -------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def is_file_not_found(error: Py4JJavaError) -> bool:
 
 
 def _causes(error: BaseException) -> list[str]:
-    """Return the causes of a JVM error, outermost first, or nothing for other errors."""
+    """Return the causes of a JVM error, outermost first, or [] for other errors."""
     cause: Any = None
     if isinstance(error, Py4JJavaError):
         cause = error.java_exception
@@ -107,16 +107,16 @@ class Files:
         self._jvm: Any = spark.sparkContext._jvm
         self._conf: Any = spark.sparkContext._jsc.hadoopConfiguration()
 
-    def _open_path(self, path: str) -> tuple[Any, Any]:
-        hadoop = self._jvm.org.apache.hadoop.fs.Path(path)
-        system = hadoop.getFileSystem(self._conf)
+    def _located(self, path: str) -> tuple[Any, Any]:
+        target = self._jvm.org.apache.hadoop.fs.Path(path)
+        system = target.getFileSystem(self._conf)
         # Prevent Hadoop from writing .crc files into local folders.
         system.setWriteChecksum(False)
-        return system, hadoop
+        return system, target
 
     def matching(self, folder: str, pattern: str) -> list[Found]:
         """Return the files in a folder that match a pattern."""
-        system, path = self._open_path(f"{folder}/{pattern}")
+        system, path = self._located(f"{folder}/{pattern}")
         statuses = system.globStatus(path) or ()
         return [
             Found(status.getPath().toString(), int(status.getLen()))
@@ -126,21 +126,21 @@ class Files:
 
     def names(self, folder: str) -> list[str]:
         """Return the names in ``folder``, sorted, or nothing if the folder does not exist."""
-        system, path = self._open_path(folder)
+        system, path = self._located(folder)
         if not system.exists(path):
             return []
         return sorted(status.getPath().getName() for status in system.listStatus(path))
 
     def exists(self, path: str) -> bool:
-        system, hadoop = self._open_path(path)
-        return bool(system.exists(hadoop))
+        system, target = self._located(path)
+        return bool(system.exists(target))
 
     def read(self, path: str) -> str | None:
-        system, hadoop = self._open_path(path)
-        if not system.exists(hadoop):
+        system, target = self._located(path)
+        if not system.exists(target):
             return None
         try:
-            stream = system.open(hadoop)
+            stream = system.open(target)
         except Py4JJavaError as error:
             if is_file_not_found(error):
                 return None  # it was removed after ``exists``
@@ -155,35 +155,35 @@ class Files:
     def write(self, path: str, text: str) -> None:
         """Write a file, atomically if the file system supports that, by renaming a temporary file.
         Only one writer at a time can call this, because writers share the temporary file."""
-        system, hadoop = self._open_path(path)
-        aside = self._aside(system, hadoop, text, ASIDE)
+        system, target = self._located(path)
+        aside = self._aside(system, target, text, ASIDE)
         if system.getUri().getScheme() == "file":
             # Unlike with Hadoop's rename, the file exists at every moment.
-            os.replace(aside.toUri().getPath(), hadoop.toUri().getPath())
+            os.replace(aside.toUri().getPath(), target.toUri().getPath())
             return
-        system.delete(hadoop, False)
-        if not system.rename(aside, hadoop):
+        system.delete(target, False)
+        if not system.rename(aside, target):
             raise OSError(f"{path}: the file system refused to rename the temporary file")
 
     def create(self, path: str, text: str) -> bool:
         """Create a file atomically. Return False if it exists. Only one of two concurrent calls
         returns True. Local file systems guarantee this with a link, HDFS with a rename that does
         not replace. An object store does not guarantee it."""
-        system, hadoop = self._open_path(path)
-        if system.exists(hadoop):
+        system, target = self._located(path)
+        if system.exists(target):
             return False
-        aside = self._aside(system, hadoop, text, f"{ASIDE}{uuid.uuid4().hex}-")
+        aside = self._aside(system, target, text, f"{ASIDE}{uuid.uuid4().hex}-")
         try:
             if system.getUri().getScheme() == "file":
-                return _linked(aside.toUri().getPath(), hadoop.toUri().getPath())
-            return bool(system.rename(aside, hadoop))
+                return _linked(aside.toUri().getPath(), target.toUri().getPath())
+            return bool(system.rename(aside, target))
         finally:
             system.delete(aside, False)
 
-    def _aside(self, system: Any, hadoop: Any, text: str, prefix: str) -> Any:
-        """Write ``text`` to a temporary file next to ``hadoop``."""
-        name = f"{prefix}{hadoop.getName()}"
-        aside = self._jvm.org.apache.hadoop.fs.Path(hadoop.getParent(), name)
+    def _aside(self, system: Any, target: Any, text: str, prefix: str) -> Any:
+        """Write ``text`` to a temporary file next to ``target``."""
+        name = f"{prefix}{target.getName()}"
+        aside = self._jvm.org.apache.hadoop.fs.Path(target.getParent(), name)
         stream = system.create(aside, True)
         try:
             stream.write(bytearray(text.encode()))
@@ -192,17 +192,17 @@ class Files:
         return aside
 
     def delete(self, path: str) -> None:
-        system, hadoop = self._open_path(path)
-        system.delete(hadoop, True)
+        system, target = self._located(path)
+        system.delete(target, True)
 
     def age_s(self, path: str, now_ms: int) -> float:
         """Return the number of seconds since the file was last written."""
-        system, hadoop = self._open_path(path)
-        return (now_ms - int(system.getFileStatus(hadoop).getModificationTime())) / 1000
+        system, target = self._located(path)
+        return (now_ms - int(system.getFileStatus(target).getModificationTime())) / 1000
 
 
 def _linked(aside: str, path: str) -> bool:
-    """Link a local file to its name. Return False if it exists; a rename would replace it."""
+    """Give ``aside`` the name ``path``. Return False if it exists; a rename would replace it."""
     try:
         os.link(aside, path)
     except FileExistsError:

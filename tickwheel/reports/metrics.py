@@ -1,15 +1,15 @@
-"""Figures: functions from the parts of the table (DataFrames) to a DataFrame.
+"""Figures: functions from the DataFrames of ``table.py`` to a DataFrame.
 
 They use no clock, file or setting: zones, targets and horizons are arguments. A :class:`Cube` is
 the set of groupings of a figure; one pass computes the rows of all its tables, unordered.
 
 Percentiles are exact, with linear interpolation between neighbours, because the facts contain the
-number of occurrences of each value. A share of 0 is null.
+number of occurrences of each value. A share whose total is 0 is null.
 
 Hours and days are those of a time zone. A local hour is identified by its first instant
 (``start_ms``), which distinguishes the two hours called 02:00 at the end of summer time; ``local``
 contains the hour and its offset. A day has 23 or 25 hours when the clocks change. The offsets of
-zones are whole quarters of an hour, like the data, so no row spans two hours.
+zones are multiples of a quarter of an hour, like the data, so no row spans two hours.
 
 Comparisons (with objectives, with the previous day) are computed without Spark from the few rows of
 :func:`service` by hour or day, topic and group.

@@ -168,7 +168,7 @@ def newest_rates(rows: DataFrame) -> DataFrame:
 
 
 def merged(name: str, rows: DataFrame) -> DataFrame:
-    """Merge the rows of several runs into rows of one run. For ``rates``, pass only the newest rows."""
+    """Merge the rows of several runs into those of one; for ``rates`` pass only the newest rows."""
     if name in ("rates", "slow"):
         return rows
     worst = {"took_max_ms"} & set(rows.columns)

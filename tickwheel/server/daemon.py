@@ -131,7 +131,7 @@ class Daemon:
                 self.roles,
                 url=lambda: self.url,
                 # A shard of a node can have moved by the time of a callback.
-                callbacks=lambda: self.roles.http_url if member is None else member.http,
+                get_callback_url=lambda: self.roles.http_url if member is None else member.http,
                 connection=self.listener,
             )
         self._api: Api | None = None

@@ -62,16 +62,16 @@ class Outbound:
         roles: Roles,
         *,
         url: Callable[[], str | None],
-        callbacks: Callable[[], str | None],
+        get_callback_url: Callable[[], str | None],
         connection: Callable[[], asyncio.Protocol],
     ) -> None:
-        """``url`` returns the daemon's address, and ``callbacks`` the URL for callbacks of
+        """``url`` returns the daemon's address, and ``get_callback_url`` the URL for callbacks of
         endpoints; ``connection`` creates a protocol for the daemon's port."""
         self._settings = settings
         self._logins = logins
         self._roles = roles
-        self._url, self._callbacks = url, callbacks
-        self._connection = connection
+        self._url, self._get_callback_url = url, get_callback_url
+        self._make_connection = connection
         self._shard: Shard | None = None
         self._operations: Operations | None = None
         self._loopback_server: asyncio.Server | None = None
@@ -129,9 +129,9 @@ class Outbound:
     # --- for the operations ----------------------------------------------------------------------
 
     @property
-    def callbacks(self) -> str | None:
+    def callback_url(self) -> str | None:
         """URL for callbacks of endpoints; None if this daemon has no HTTP server."""
-        return self._callbacks()
+        return self._get_callback_url()
 
     def changed(self) -> None:
         """Send changed and removed targets to the process."""
@@ -245,8 +245,8 @@ class Outbound:
         try:
             self._process = process
             networks = self._settings.push_networks
-            config = {"url": url, "token": secret, "allow": networks, "callbacks": self.callbacks}
-            self._write(config)
+            config = {"url": url, "token": secret, "allow": networks}
+            self._write(config | {"callbacks": self.callback_url})
             self.changed()
             for question, _ in self._questions.values():
                 self._write(question)
@@ -270,7 +270,7 @@ class Outbound:
             return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
         if self._loopback_server is None:
             loop = asyncio.get_running_loop()
-            self._loopback_server = await loop.create_server(self._connection, "127.0.0.1", 0)
+            self._loopback_server = await loop.create_server(self._make_connection, "127.0.0.1", 0)
         return f"tcp://127.0.0.1:{self._loopback_server.sockets[0].getsockname()[1]}"
 
     def _write(self, line: Mapping[str, Any]) -> None:

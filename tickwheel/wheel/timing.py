@@ -38,8 +38,9 @@ Invariants:
 
 * ``advance(now_ms)`` returns no handle with due_ms > now_ms, even if an earlier call had a later
   time.
-* Every handle with due_ms ≤ ``position_ms`` has fired or been withdrawn, unless ``holds`` returns
-  True for it. The position never goes back; in a burst it is the due_ms of the last handle fired.
+* Every handle with due_ms < ``position_ms`` has fired or been withdrawn, unless it was added after
+  the position had passed its due_ms; a later ``advance`` fires it. The position never goes back; in
+  a burst it is the due_ms of the last handle fired, and others due then may follow.
 * The handles of a millisecond fire in order of arrival, and only when no stage has a handle with a
   lower due_ms.
 * One ``advance`` moves at most about WORK_MAX handles between stages, even if a bucket is
@@ -151,8 +152,8 @@ class TimingWheel:
         # The handles of a tick before the position can be partly in near and partly in the ring.
         # The tombstone must then follow the handles in the ring.
         is_near = tick < self._opened_end and (tick >= self._low or not self._ring.has(tick))
-        where = self._near.remove if is_near else self._ring.cancel
-        if where(task_id, due_ms):
+        withdraw = self._near.remove if is_near else self._ring.cancel
+        if withdraw(task_id, due_ms):
             self._live -= 1
 
     def cancel_many(self, ids: Sequence[int], dues_ms: Sequence[int]) -> None:
@@ -213,8 +214,8 @@ class TimingWheel:
             self._low = position_ms // self.tick_ms - 1
 
     def _open(self, tick: int, now_tick: int) -> int:
-        """Do one step of moving ``tick`` to near. Return the number of handles moved, at least
-        1."""
+        """Do one step of opening ``tick``: move its handles to near, or a later rotation to the
+        ring. Return the number of handles moved, at least 1."""
         ring = self._ring
         if tick >= ring.end * self.slots:
             return ring.enter(now_tick // self.slots + 2, AHEAD_MAX)
@@ -250,7 +251,7 @@ class TimingWheel:
         """
         times = self._work_times(now_ms)
         if (tick := self._ring.first_tick()) is not None:
-            times.append(self._ahead_of(tick * self.tick_ms, self.tick_ms, now_ms))
+            times.append(self._open_ahead_ms(tick * self.tick_ms, self.tick_ms, now_ms))
         return min(times, default=None)
 
     def next_handle_ms(self, now_ms: int) -> int | None:
@@ -268,13 +269,13 @@ class TimingWheel:
         times = [] if first_ms is None else [first_ms]
         if rotation is not None:
             length_ms = self.tick_ms * self.slots
-            times.append(self._ahead_of(rotation * length_ms, length_ms, now_ms))
+            times.append(self._open_ahead_ms(rotation * length_ms, length_ms, now_ms))
         if self._ring.is_spreading or len(self._upcoming):
             times.append(now_ms + PACE_MS)
         return times
 
     @staticmethod
-    def _ahead_of(start_ms: int, length_ms: int, now_ms: int) -> int:
+    def _open_ahead_ms(start_ms: int, length_ms: int, now_ms: int) -> int:
         """Return when to open a tick or rotation that begins at ``start_ms``: one length before its
         start, but not during the pause after the last step."""
         return min(start_ms, max(start_ms - length_ms, now_ms + PACE_MS))
@@ -399,13 +400,13 @@ READ_AGAIN_MAX = 4
 """Maximum number of outdated pages that one request reads again. It uses further pages as they
 are."""
 SPARSE_MAX = 256
-"""Up to this number of ticks with tasks, they are added to an empty page one by one."""
+"""A page with at most this many ticks with tasks is built from their counts one by one."""
 SHARED_MIN = 24
 """Minimum number of tasks with a common window at which a heap of its ticks is built."""
 SHARED_TICKS = 128
 """Maximum ticks per task in such a heap. Adding that many takes about as long as one search for
-the emptiest tick, so for few tasks with a long window each tick is searched for."""
-_WITHIN = 617
+the emptiest tick, so for few tasks with a long window it is searched once per task."""
+_MOMENT_STEP_MS = 617
 """Step in ms between the moments of tasks within a tick. The step is prime and close to the golden
 section of a second, so that successive moments are far apart and all moments are used."""
 
@@ -448,7 +449,7 @@ class Windows:
         moments = []
         for tick, before in chosen:
             low_ms, high_ms = max(asked_ms, tick * tick_ms), min(end_ms, (tick + 1) * tick_ms - 1)
-            moments.append(low_ms + before * _WITHIN % (high_ms - low_ms + 1))
+            moments.append(low_ms + before * _MOMENT_STEP_MS % (high_ms - low_ms + 1))
         return moments
 
     def _page(self, number: int, now_ms: int) -> _Page | None:

@@ -59,7 +59,7 @@ def test_a_valid_number_of_processes_is_accepted(value: Any, read: object) -> No
         ),
         (
             {"http": "127.0.0.1:7356", "listen": "tcp://127.0.0.1:7355"},
-            r"^listen \(tcp://127.0.0.1:7355\) and http \(127.0.0.1:7356\) need 2 ports each",
+            r"^with processes \(2\), listen .*7355\) and http .*7356\) need 2 consecutive",
         ),
         (
             {"listen": "tcp://127.0.0.1:65535"},

@@ -592,7 +592,7 @@ def test_a_disk_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     [
         ("sqlite:///d/", 0, None, "to must be between 1 and 64, not 0"),
         ("sqlite:///d/", 65, None, "to must be between 1 and 64, not 65"),
-        ("sqlite:///d/", 2, "sqlite:///e/", "into (sqlite:///e/) needs a single database"),
+        ("sqlite:///d/", 2, "sqlite:///e/", "into (sqlite:///e/) requires a single database"),
         ("sqlite:///x.db", 2, None, "into must be the folder of the new shards"),
         ("sqlite:///x.db", 2, "sqlite:///y.db", "into must be the folder of the new shards"),
         ("memory:", 2, "sqlite:///e/", "must be an SQLite store"),

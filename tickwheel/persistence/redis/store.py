@@ -490,7 +490,7 @@ class RedisNodes:
         except ServerError as error:
             if self._has_answered or not is_command_unavailable(error):
                 raise
-            # No call has succeeded yet, so the server, or the user's rights, cannot be suitable.
+            # No call has succeeded yet, so the server or the user's rights are not suitable.
             raise StoreUnusable(f"store {self._name}: {error.message}") from None
         self._has_answered = True
         if int(shards) != self._shards:

@@ -454,7 +454,7 @@ class Writer:
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
         """See ``Store.commit``. Also raise StoreBehind and StoreLost."""
         if (epoch, owner) != (self.epoch, self.owner):
-            raise Fenced(f"epoch {epoch} of {owner!r} ended: epoch {self.epoch} began here")
+            raise Fenced(f"epoch {epoch} of {owner!r} has ended; this writer has {self.epoch}")
         async with self.lock:
             try:
                 return await self._commit(n, effects)
@@ -590,7 +590,7 @@ class Writer:
         name, self._claimed = self._options.name, 0
         if not self._kept.covers(last + 1, self.last):
             raise StoreBehind(
-                f"{name} came back older: its last batch is {last}, it had confirmed {self.last},"
+                f"{name} came back older: its last batch is {last}, after it confirmed {self.last},"
                 " and not all batches between them are kept",
                 last_seen=last,
                 last_known=self.last,

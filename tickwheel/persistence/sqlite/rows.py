@@ -3,7 +3,7 @@
 Columns that most rows do not need (extras, past) are NULL and cost nothing. At each statement the
 writer's thread releases the interpreter lock several times, so the number of statements matters
 more than the number of rows. Statements have a few fixed sizes, each prepared once: a batch of 500
-rows is one statement of 512 rows, of which 12 are empty. This module must not know transactions.
+rows is one statement of 512 rows, of which 12 are empty. This module begins no transaction.
 
 Key hashes are written together with packs and single rows, but recovery reads them separately. A
 pack with keys has a row in ``pack_key``, and a single row with a key has one in ``task_key``. A
@@ -237,8 +237,8 @@ _NO_DROPS = (None,) * 2
 
 def small_values(effects: Effects, key_hash: KeyHash) -> tuple[object, ...] | None:
     """Return the columns of ``WRITE_SMALL`` for a batch with at most one new task, one written
-    record, and removed records of one kind. Return None for any other batch. Ended tasks are only
-    counted."""
+    record, and removed records of one kind. Return None for any other batch. Of ended
+    tasks only the number is checked; their columns follow these."""
     enqueued, records = effects.enqueued, effects.records
     if len(enqueued) > 1 or max(len(effects.ended), len(records)) > SMALL_MAX:
         return None
@@ -315,8 +315,8 @@ def enqueued_bytes(effects: Effects) -> int:
     """Return ``task_bytes`` of new tasks and half tasks. Use the engine's count if it has one."""
     if effects.enqueued_bytes:
         return effects.enqueued_bytes + ROW_BYTES * len(effects.enqueued)
-    half_tasks = effects.half_tasks()
-    return task_bytes(effects.enqueued.values()) + sum(half_tasks) + ROW_BYTES * len(half_tasks)
+    sizes = effects.half_task_sizes()
+    return task_bytes(effects.enqueued.values()) + sum(sizes) + ROW_BYTES * len(sizes)
 
 
 def task_rows_max(rows: Collection[TaskRow]) -> int:
@@ -456,11 +456,11 @@ def write_keys(
     enqueued: Mapping[int, TaskRow],
     computed: Mapping[int, int],
 ) -> bool:
-    """Write the key hashes of new packs, whose tasks are among ``enqueued``, and of single rows.
-    ``computed``: hashes that were already computed. Return whether any single row has a key."""
+    """Write the key hashes of new packs, whose tasks are among ``enqueued``, and of ``loose`` rows.
+    ``computed``: hashes that were already computed. Return whether a loose row has a key."""
     values: list[tuple[int, bytes]] = []
     computed_ids = list(computed)
-    if len(computed) == len(enqueued) and computed_ids == list(enqueued):  # usually, all have keys
+    if len(computed) == len(enqueued) and computed_ids == list(enqueued):  # usually: all have keys
         all_hashes, at = array("Q", computed.values()), 0
         for first, count, *_ in packs:
             at = bisect_left(computed_ids, first, at)

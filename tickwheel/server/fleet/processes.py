@@ -118,8 +118,8 @@ def choose_addresses(settings: Settings, count: int, feature: str) -> Addresses:
         http_port = split_address(settings.http, "http")[1]
         if port and http_port and abs(port - http_port) < count:
             raise BadRequest(
-                f"listen ({settings.listen}) and http ({settings.http}) need {count} ports each"
-                f" with {feature}, but their ports overlap"
+                f"with {feature}, listen ({settings.listen}) and http ({settings.http}) need"
+                f" {count} consecutive ports each, but these overlap"
             )
     if settings.http_all is not None:
         own_port = split_address(settings.http_all, "http_all")[1]
@@ -552,7 +552,7 @@ def lay_out(folder: ShardFolder, count: int) -> None:
     for path in filter(os.path.exists, map(folder.database, range(SHARDS_MAX))):
         raise StoreUnusable(
             f"{path} already exists, but {COUNT_FILE} next to it does not: use another folder, or"
-            " move its files away"
+            " move this one's files away"
         )
 
     async def create(url: str) -> None:

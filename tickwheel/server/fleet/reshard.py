@@ -233,7 +233,7 @@ def _paths_of(plan: Plan) -> _Paths:
         return _paths_of_one(plan)
     if plan.into is not None:
         raise BadRequest(
-            f"into ({plan.into}) needs a single database, but {plan.store} is a folder"
+            f"into ({plan.into}) requires a single database, but {plan.store} is a folder"
         )
     if not is_laid_out(folder):
         raise StoreUnusable(f"{count_path(folder)} is missing: the folder has no shards")
@@ -829,7 +829,7 @@ def _verify(path: str, move: _Move, shard: int, expected: _Counts) -> None:
     ):  # fmt: skip
         raise StoreUnusable(f"{path} has {actual}, but should have {expected}")
     if small.records != _records(move, shard) or small.outcomes != move.outcomes[shard]:
-        raise StoreUnusable(f"{path} does not have the expected records")
+        raise StoreUnusable(f"{path} has other records or outcomes than the sources")
 
 
 def _records(move: _Move, shard: int) -> Mapping[RecordKey, Any]:

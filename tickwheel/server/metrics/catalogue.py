@@ -164,7 +164,7 @@ GROUP: tuple[Metric[Group], ...] = (
     lambda g, _: len(g.waiting)), Metric("tickwheel_dead_tasks", "Stored dead letters.", lambda g,
     _: g.dead), Metric("tickwheel_line_tasks",
            "Due tasks that wait for their turn: by order key, or by fair share of the group.",
-           lambda g, _: g.in_key_queues),
+           lambda g, _: g.awaiting_turn),
     Metric("tickwheel_held_keys", "Order keys that are held until an operator acts.",
            lambda g, _: g.held),
     Metric("tickwheel_paused_keys", "Keys that operators paused.",

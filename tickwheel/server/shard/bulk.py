@@ -245,7 +245,7 @@ class Runner:
     ) -> int:
         """Run one turn of a dry run. Return the number of examined keys."""
         async with self.reader.bulk_turn() as read, read(_ids(keys[:SLICE])) as (view, rest):
-            keys_read = _read(keys[:SLICE], rest)
+            keys_read = _keys_read(keys[:SLICE], rest)
             async with self.slice():
                 result = search.examine(bulk, selector, keys_read, view, SLICE)
                 reasons = search.refusals(bulk, result)
@@ -328,7 +328,7 @@ class Search:
     async def _turn(self, work: Work, selector: Selector, keys: Sequence[Place]) -> int:
         """Read and examine one slice. Return the number of examined keys."""
         async with self._runner.reader.bulk_turn() as read, read(_ids(keys)) as (view, rest):
-            keys = _read(keys, rest)
+            keys = _keys_read(keys, rest)
             async with self._runner.slice():
                 limit = work.allowed(len(keys))
                 if not limit or not work.is_running:
@@ -424,8 +424,8 @@ def _ids(keys: Sequence[Place]) -> list[int]:
     return list(dict.fromkeys(key[0] for key in keys))
 
 
-def _read(keys: Sequence[Place], rest: Sequence[int]) -> list[Place]:
-    """Return the keys that precede the first one in ``rest``, which this read did not return."""
+def _keys_read(keys: Sequence[Place], rest: Sequence[int]) -> list[Place]:
+    """Return the keys before the first one whose id is in ``rest``, the ids that were not read."""
     unread = frozenset(rest)
     return list(takewhile(lambda key: key[0] not in unread, keys))
 

@@ -540,8 +540,8 @@ def check_share(
     left_bytes = config.transactions_bytes_max - held_bytes
     if size_bytes > left_bytes:
         raise overloaded(
-            f"half tasks of {owner} would take {size_bytes} bytes; the limit is {left_bytes}, as"
-            " the same must remain for others (transactions_bytes_max)",
+            f"half tasks of {owner} would take {size_bytes} bytes, more than the"
+            f" {left_bytes} that would remain for others (transactions_bytes_max)",
             FULL_WAIT_S,
         )
 

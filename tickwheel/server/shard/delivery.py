@@ -173,7 +173,7 @@ class Consuming:
         answer: dict[str, int] | None = None
         if tell:
             group = subscriber.group
-            ready = group.ready_count - group.in_key_queues
+            ready = group.ready_count - group.awaiting_turn
             answer = {"in_flight": subscriber.in_flight, "ready": ready}
         self._parts.committer.reply(caller.replies, request, answer)
 
@@ -438,7 +438,7 @@ class _Pull:
         self._timer = None
         parts, group = self._parts, self.subscriber.group
         is_blocked = group.is_held or group in parts.core.throttled
-        is_loading = group.loading or group.ready_count > group.in_key_queues
+        is_loading = group.loading or group.ready_count > group.awaiting_turn
         if self._extensions_left and is_loading and not is_blocked:
             self._extensions_left -= 1
             self._start_timer(LOADING_WAIT_S)

@@ -141,7 +141,7 @@ class Producing:
         if is_part or (core.versions.shards == 1 and core.sessions.get(key) is None):
             session_key = _once_session(caller, key)
         caller.session = session = self._session(session_key, now.now_ms)
-        if session.requests and not session.knows(fingerprint):
+        if session.request_count and not session.knows(fingerprint):
             raise IdempotencyKeyReused(
                 "idempotency-key was used with another payload; choose a new key"
             )
@@ -311,7 +311,7 @@ class Producing:
         if keyed and core.ruled_topics:
             return 0
         session.raise_floor(floor)
-        room = self._window_max - session.requests
+        room = self._window_max - session.request_count
         room = min(room, self._outcomes_max - session.weight)
         room = max(0, min(room, self._room_for_outcomes(), core.room))
         quota = caller.quota
@@ -342,7 +342,7 @@ class Producing:
         sessions = self._core.sessions
         session = sessions.open(key, now_ms)
         if session is None:
-            unused = sessions.make_room(now_ms, self._core.config.session_evict_idle_ms_min)
+            unused = sessions.find_evictable(now_ms, self._core.config.session_evict_idle_ms_min)
             if unused is not None:
                 engine.forget_session(unused)
                 session = sessions.open(key, now_ms)
@@ -445,10 +445,10 @@ class Producing:
             raise RequestForgotten(
                 f"request {request} is below the session's floor {session.floor}"
             )
-        if session.requests >= self._window_max:
+        if session.request_count >= self._window_max:
             raise WindowFull(
-                f"{session.requests} requests from the floor {session.floor} up are remembered or"
-                f" under way; the limit is {self._window_max} (window_max)"
+                f"{session.request_count} requests from the floor {session.floor} up are remembered"
+                f" or under way; the limit is {self._window_max} (window_max)"
             )
         return False
 
@@ -501,7 +501,7 @@ class Producing:
 
     def _room_for_outcomes(self) -> int:
         core = self._core
-        return core.config.session_outcomes_max - core.sessions.answers
+        return core.config.session_outcomes_max - core.sessions.answer_count
 
     def _check_outcomes(self, session: Session, now_ms: int, count: int = 1) -> None:
         """Make room to remember ``count`` more answers, forgetting idle sessions if necessary.
@@ -514,7 +514,7 @@ class Producing:
                 " raise the floor"
             )
         while self._room_for_outcomes() < count and now_ms >= self._next_search_ms:
-            unused = core.sessions.make_room(now_ms, core.config.session_evict_idle_ms_min)
+            unused = core.sessions.find_evictable(now_ms, core.config.session_evict_idle_ms_min)
             if unused is None:
                 # A search without a result has visited all sessions.
                 self._next_search_ms = now_ms + SEARCH_GAP_MS
@@ -522,7 +522,7 @@ class Producing:
             self._parts.engine.forget_session(unused)
         if self._room_for_outcomes() < count:
             raise Overloaded(
-                f"{core.sessions.answers} answers are remembered for resends; the limit is"
+                f"{core.sessions.answer_count} answers are remembered for resends; the limit is"
                 f" {core.config.session_outcomes_max} (session_outcomes_max)"
             )
 

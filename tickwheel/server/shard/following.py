@@ -73,14 +73,14 @@ class Following:
         self._versions = parts.core.versions
         self._others = [n for n in range(self._versions.shards) if n != self._versions.shard]
         self._known: dict[int, tuple[int, int]] = {}
-        """Shard → (its counter, number of stray changes to its objects here) at the last read after
+        """Shard → (its counter, its number of strays, see ``Versions``) at the last read after
         which everything was applied."""
         self._unread = set(self._others)
         """Shards that have not been read since the start."""
         before = self._versions.number_at_start
-        self._numbered_max = self._versions.counter if before is None else before
+        self._assigned_max = self._versions.counter if before is None else before
         """The highest number that this shard has certainly assigned, even if it was set back."""
-        self._versions.number_at_start = self._numbered_max
+        self._versions.number_at_start = self._assigned_max
         self._unfired_ms: int | None = parts.engine.recovery.stopped_ms + 1
         """Tasks due from this time on have not fired; None once the shard serves."""
         self._reasons: dict[int, str] = {}
@@ -110,7 +110,7 @@ class Following:
             names = ", ".join(map(str, sorted(unread)))
             why = next(iter(unread.values()))
             self._parts.on_event(
-                "settings_not_followed", f"of shards {names}: {why}; they follow later"
+                "settings_not_followed", f"of shards {names}: {why}; they are read later"
             )
             self._reasons |= unread
         self._recover(answers)
@@ -196,7 +196,7 @@ class Following:
         ):
             reasons.append(
                 f"its counter is {answer.counter.number}, the highest version here is {highest},"
-                " and it has not read all other shards since its start; no group ends here before"
+                " and no group is deleted here before it has read all other shards since its start"
             )
         else:
             reasons += self._end(missing)
@@ -317,9 +317,9 @@ class Following:
     def _recover(self, answers: Mapping[int, SiblingSettings]) -> None:
         """Recover settings of this home from other shards after it was set back to an older state,
         and create groups of its topics that began elsewhere while it was unreachable. A version
-        above all numbers that this shard had assigned before its start was lost, unless the object
-        was changed here since. The recovery is one step, so that no other shard sees a part of it.
-        Afterwards the counter is above all lost versions, and the other shards follow it again."""
+        above all numbers that this shard had assigned before its start counts as lost, unless the
+        object was changed here since. The recovery is one step, so that no other shard sees a part
+        of it. Afterwards the counter is above all lost versions, and the others follow it again."""
         newest: dict[Name, GroupRow] = {}
         for row in (row for answer in answers.values() for row in answer.rows or ()):
             if row.is_closed or self._is_elsewhere(row):
@@ -333,15 +333,16 @@ class Following:
         self._unread.difference_update(answers)
         if not self._unread:
             versions.number_at_start = None
-        if wanted and lost > self._numbered_max:
+        if wanted and lost > self._assigned_max:
             detail = f"other shards know version {lost} of this shard: it was set back"
             self._parts.on_event("settings_taken_back", detail)
-        if versions.counter > self._numbered_max or lost > self._numbered_max:
+        if versions.counter > self._assigned_max or lost > self._assigned_max:
             set_counter(max(lost, versions.counter))
-        self._numbered_max = max(lost, self._numbered_max)
+        self._assigned_max = max(lost, self._assigned_max)
         for why in self._apply_all(row._replace(version=self._versions.counter) for row in wanted):
             self._parts.on_event(
-                "settings_not_followed", f"of this shard, as other shards have it: {why}"
+                "settings_not_followed",
+                f"of this shard; they could not be restored from other shards: {why}",
             )
         self._log_changes()
 
@@ -355,7 +356,7 @@ class Following:
             if row.version == 0:
                 return group is None
             version = 0 if group is None else group.version
-        return row.version > self._numbered_max >= version
+        return row.version > self._assigned_max >= version
 
     # --- log -------------------------------------------------------------------------------------
 

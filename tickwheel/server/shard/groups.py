@@ -97,22 +97,22 @@ class Grouping:
         """Delete a group with its tasks, and answer with their counts. Raise NotFound, Conflict."""
         topic_name, name, force = call.request.topic, call.request.group, call.request.force
         group = find_group(self._core, topic_name, name)
-        held = {
+        counts = {
             "ready": group.ready_count,
             "in_flight": len(group.flight),
             "waiting": len(group.waiting),
             "dead": group.dead,
         }
-        if not force and (any(held.values()) or group.subscribers):
-            counts = ", ".join(f"{count} {word}" for word, count in held.items())
+        if not force and (any(counts.values()) or group.subscribers):
+            counts_text = ", ".join(f"{count} {word}" for word, count in counts.items())
             raise Conflict(
-                f"group {name} of topic {topic_name} holds {counts} and has"
+                f"group {name} of topic {topic_name} holds {counts_text} and has"
                 f" {len(group.subscribers)} subscribers; use force to delete it anyway"
             )
         self._parts.border.act()
         self._upkeep.end_group(group)
         targets_changed(self._parts)
-        self._parts.committer.answer(call, held)
+        self._parts.committer.answer(call, counts)
         self._parts.wake()
 
     def delete_topic(self, call: Call[Deletion]) -> None:
@@ -410,7 +410,7 @@ class KeyOperations:
         limit = call.request.limit
 
         def answer(group: Group, maps: list[dict[str, Any]]) -> dict[str, Any]:
-            return {"lines": maps, "waiting": group.in_key_queues}
+            return {"lines": maps, "waiting": group.awaiting_turn}
 
         self._show(
             call,
@@ -500,11 +500,11 @@ class KeyOperations:
         group, fair_by, value = self._key(call.request)
         by = call.caller.principal.name or "anonymous"
         key = PausedKey(group.topic.name, group.name, fair_by, value, call.now.now_ms, by)
-        count, most = len(group.paused_keys), self._parts.limits.paused_keys_max
-        if count >= most and mark_of_key(fair_by, value) not in group.paused_keys:
+        count, limit = len(group.paused_keys), self._parts.limits.paused_keys_max
+        if count >= limit and mark_of_key(fair_by, value) not in group.paused_keys:
             raise LimitExceeded(
                 f"group {group.name} of topic {group.topic.name} has {count} paused keys; the limit"
-                f" is {most} (paused_keys_max)"
+                f" is {limit} (paused_keys_max)"
             )
         paused_key = self._parts.border.act().key_control.pause(group, key)
         self._answer_with_pause(call, paused_key, paused=True, changed=paused_key is key)

@@ -18,7 +18,7 @@ Invariants:
 * The queue is bounded. Lines that do not fit or cannot be written are counted, and the next line
   states their number.
 * A line contains the fields of the request, each cut to a maximum length. It never contains a body,
-  properties of a task, the task of a schedule or a token.
+  a task's properties, a token, or the task of a schedule.
 * Operations continue if the log cannot be written. The failure is logged once and shown by a
   metric.
 """
@@ -95,7 +95,7 @@ class AuditLog(LogWriter):
 
     # --- the thread ------------------------------------------------------------------------------
 
-    def line_of_lost(self, count: int) -> bytes:
+    def line_for_lost_lines(self, count: int) -> bytes:
         return self._line({"operation": "audit_lines_lost", "count": count})
 
     def on_write_result(self, error: OSError | None) -> None:

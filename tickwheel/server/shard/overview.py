@@ -197,10 +197,10 @@ class Watching:
                     continue
                 oldest_ms = age_ms(group, now)
                 sums.oldest_ready_ms = max(sums.oldest_ready_ms, oldest_ms)
-                if group.paused_keys and group.in_key_queues:
+                if group.paused_keys and group.awaiting_turn:
                     waits.append((0, topic.name, group.name, _paused_keys_trouble(topic, group)))
                 is_known = stuck is not None or group.held or group.paused_keys
-                if is_known and group.ready_count == group.in_key_queues:
+                if is_known and group.ready_count == group.awaiting_turn:
                     continue  # the trouble that was just added explains the wait
                 trouble = _group_trouble(topic, group, oldest_ms)
                 if trouble is not None:
@@ -538,7 +538,7 @@ def _held_trouble(topic: Topic, group: Group, count: int) -> dict[str, Any]:
 
 def _paused_keys_trouble(topic: Topic, group: Group) -> dict[str, Any]:
     keys = _counted(len(group.paused_keys), "key is", "keys are")
-    tasks = _counted(group.in_key_queues, "task waits for its turn", "tasks wait for their turn")
+    tasks = _counted(group.awaiting_turn, "task waits for its turn", "tasks wait for their turn")
     text = f"{keys} paused in group {group.name} of {topic.name}; {tasks}"
     return _trouble("warning", text, "groups", topic.name, group.name)
 

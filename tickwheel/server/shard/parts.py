@@ -40,7 +40,7 @@ class Sender(Protocol):
     """Sends the tasks of groups with targets."""
 
     @property
-    def callbacks(self) -> str | None:
+    def callback_url(self) -> str | None:
         """The URL for callbacks of endpoints; None if this daemon does not serve HTTP."""
         ...
 

@@ -278,8 +278,8 @@ class Shard:
         until the batch's earliest task is due. A tick is requested only if it is needed, because an
         idle tick costs as much as one that delivers."""
         timer_ms = self.next_tick_mono_ms - now.mono_ms
-        is_early = wait_ms <= timer_ms or timer_ms <= 0 or self.clock.jumps != self._jumps
-        if is_early or self.engine.ownership.replays:
+        needs_tick = wait_ms <= timer_ms or timer_ms <= 0 or self.clock.jumps != self._jumps
+        if needs_tick or self.engine.ownership.replays:
             self.wake()
         elif not self._is_over:
             self.core.wheel.catch_up(now.now_ms)
@@ -442,7 +442,7 @@ class Shard:
         if due_ms is not None and due_ms - now.now_ms <= wake_ms and not self._loader.is_full:
             wake_ms = due_ms - now.now_ms
             into_ns = self.clock.ns_within_ms() - AFTER_DUE_NS
-        # The tick after that batch determines the time of the next checkpoint.
+        # With a late checkpoint, ``_landed`` requests the tick that sets the next one's time.
         self.next_tick_mono_ms = now.mono_ms + (0 if is_late else wake_ms)
         if self._alarm is None:
             self._alarm = Alarm(self.on_timer)
@@ -518,7 +518,7 @@ class Delivering:
 
     def _check_item(self, sink: DeliverySink, dispatch: Dispatch, item: Item, now_ms: int) -> bool:
         """Return whether the delivery can be written. If it cannot, make its task a dead letter,
-        unless its group is at most once, so that the task has ended. The other deliveries of the
+        unless it was acked on delivery and has thus ended. The other deliveries of the
         frame are still sent, and the daemon keeps running."""
         row, attempt, _ = item
         try:
@@ -545,8 +545,8 @@ class Delivering:
 
     def report_ended(self) -> None:
         """Tell the sinks about subscriptions that the engine has ended."""
-        cut, self._core.cut = self._core.cut, []
-        for subscriber, code, message in cut:
+        ended, self._core.cut = self._core.cut, []
+        for subscriber, code, message in ended:
             if subscriber.sink is not None:
                 subscriber.sink.ended(code, message)
 
@@ -570,7 +570,7 @@ class Recovering:
         self._opened = opened
         self._clock = clock
         self._grace_ms = grace_ms
-        self._ids_with_history: set[int] = set()
+        self._ids_with_records: set[int] = set()
         self._chunks: AsyncIterator[Handles] | None = None
         self.loaded = 0
         """Number of loaded handles."""
@@ -600,18 +600,18 @@ class Recovering:
                 self.schedules_paused.append(f"{row.schedule.name}: {error.field} {error}")
                 stopped = row._replace(paused=True)
                 schedules.restore(stopped, Timetable(row.schedule._replace(**_NO_TIMING)))
-        self._ids_with_history = {row.id for row in small.progress} | {row[0] for row in small.dead}
+        self._ids_with_records = {row.id for row in small.progress} | {row[0] for row in small.dead}
         # After a crash, consumers may be gone. After a clean stop, they have received GOODBYE and
         # wait.
         grace_ms = None if self._opened.clean else self._grace_ms
-        ids = sorted(self._ids_with_history)
+        ids = sorted(self._ids_with_records)
         for start in range(0, len(ids), IDS_PER_READ):
             # Keep only the ids that have a row; ``rows_missing`` counts the others (damage).
-            self._ids_with_history -= set(ids[start : start + IDS_PER_READ])
+            self._ids_with_records -= set(ids[start : start + IDS_PER_READ])
             for task in (await self._store.read(ids[start : start + IDS_PER_READ])).values():
-                self._ids_with_history.add(task.row.id)
+                self._ids_with_records.add(task.row.id)
                 recovery.with_history(_snapshot(task), *self._clock.read(), grace_ms)
-        self.rows_missing = len(ids) - len(self._ids_with_history)
+        self.rows_missing = len(ids) - len(self._ids_with_records)
         recovery.make_arrivals_ready(self._clock.read().now_ms)
         await self._check_newest_occurrences()
         self._chunks = aiter(self._store.recover_handles(FIRST_CHUNK))
@@ -636,8 +636,8 @@ class Recovering:
         """Log the result of ``begin``: recovered state, missing rows and paused schedules."""
         if self.rows_missing:
             log.error("rows_missing", store=store, tasks=self.rows_missing, see="tickwheel check")
-        for held in self.schedules_paused:
-            log.error("schedule_paused", schedule=held)
+        for name in self.schedules_paused:
+            log.error("schedule_paused", schedule=name)
         core, is_clean = self._engine.core, self._opened.clean
         groups = [group for topic in core.topics.values() for group in topic.groups.values()]
         (log.info if is_clean else log.warning)(
@@ -659,7 +659,7 @@ class Recovering:
     @property
     def is_empty(self) -> bool:
         """Whether the store contains no task, not even a dead letter."""
-        return self.begin_loaded_all and not self.loaded and not self._ids_with_history
+        return self.begin_loaded_all and not self.loaded and not self._ids_with_records
 
     async def load_rest(self) -> None:
         """Load the tasks that ``begin`` did not load. Raise StoreError."""
@@ -684,7 +684,7 @@ class Recovering:
             # indexed.
             kept = [index for index, task_id in enumerate(ids) if task_id <= mark]
             ids, hashes = [ids[index] for index in kept], [hashes[index] for index in kept]
-        self._engine.recovery.keys(ids, hashes, self._ids_with_history, expected)
+        self._engine.recovery.keys(ids, hashes, self._ids_with_records, expected)
 
     def _add(self, chunk: Handles) -> None:
         ids, dues_ms, topics = chunk.ids, chunk.dues_ms, chunk.topics
@@ -696,7 +696,7 @@ class Recovering:
             ids = [ids[index] for index in kept]
             dues_ms = [dues_ms[index] for index in kept]
             topics = [topics[index] for index in kept]
-        self._engine.recovery.handles(ids, dues_ms, topics, self._ids_with_history)
+        self._engine.recovery.handles(ids, dues_ms, topics, self._ids_with_records)
         if chunk.dues_ms:
             self._engine.recovery.handles_loaded(chunk.dues_ms[-1])
         self.loaded += len(ids)

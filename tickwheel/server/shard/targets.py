@@ -88,7 +88,7 @@ class Targeting:
         if is_private and find_spec("cryptography") is None:
             raise lacks_extra(*NEEDS_EXTRA, "cryptography")
         sender = self._parts.outbound
-        if request.callback_lease_ms is not None and sender is not None and not sender.callbacks:
+        if request.callback_lease_ms is not None and sender is not None and not sender.callback_url:
             raise BadRequest("callback_lease_ms needs a daemon that serves HTTP (setting http)")
         self._set(call, PUSH, tuple(secrets), PUSH_OPTIONS)
 

@@ -282,7 +282,7 @@ def _key_counts(group: Group) -> dict[str, int]:
     if not group.is_ordered:
         return {}
     paused = len(group.paused_keys)
-    return {"held": group.held, "paused_keys": paused, "in_lines": group.in_key_queues}
+    return {"held": group.held, "paused_keys": paused, "in_lines": group.awaiting_turn}
 
 
 def replay_map(group: Group) -> dict[str, Any] | None:
