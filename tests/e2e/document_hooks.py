@@ -7,6 +7,7 @@ Loaded by its command line (``SCHEMATHESIS_HOOKS``) in ``test_http_document.py``
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -54,6 +55,8 @@ def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
     meta = case.meta
     if meta is None or not meta.generation.mode.is_positive:
         return
+    # Schemathesis shares the object among cases, and judges it again when one of them changes.
+    case._meta = copy.deepcopy(meta)
     if OURS and _chance.random() < OURS_SHARE:
         _make_ours(case)
     if isinstance(case.body, (dict, list)) and _chance.random() < ODD_SHARE:
