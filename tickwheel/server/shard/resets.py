@@ -446,8 +446,9 @@ class Resetting:
                     f"bulk operation {name} is already resetting this group;"
                     " wait for it or cancel it"
                 )
-        if resets >= self._parts.settings.resets_max:
-            raise Overloaded(f"{resets} resets are running; the limit is {resets} (resets_max)")
+        checks.check_limit(
+            Overloaded, resets, "resets are running", self._parts.settings, "resets_max"
+        )
 
 
 def from_ms_of(bulk: Bulk) -> int:
