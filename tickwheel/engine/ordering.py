@@ -492,7 +492,7 @@ class KeyHolders:
         """Remove the shares of all tasks."""
         self._extras = {i: (priority, 0) for i, (priority, _) in self._extras.items() if priority}
         for entries in self._rejoining.values():
-            entries[:] = [(i, waiting._replace(share=0), front) for i, waiting, front in entries]
+            entries[:] = [(i, task._replace(share_mark=0), front) for i, task, front in entries]
 
     # --- a key advances ------------------------------------------------------------------------
 
