@@ -21,7 +21,7 @@ from support.daemon import ANY_DISK
 from support.forked_shell import commands as forked_shell_commands
 from support.ports import free_port
 from tickwheel.cli.app import app
-from tickwheel.cli.call import DEFAULT, ListByDefault
+from tickwheel.cli.call import DEFAULT_COMMAND, ListByDefault
 
 ROOT = Path(__file__).parents[2]
 WAIT = """
@@ -463,7 +463,7 @@ def commands_of(command: Any, name: str = "") -> list[str]:
     return [name] * (not below) + [
         found
         for word, inner in below.items()
-        if not (isinstance(command, ListByDefault) and word == DEFAULT)
+        if not (isinstance(command, ListByDefault) and word == DEFAULT_COMMAND)
         for found in commands_of(inner, f"{name} {word}".strip())
     ]
 
