@@ -93,7 +93,7 @@ async def test_invalid_bulk_calls_raise(client: Client, topic: str) -> None:
     misspelt: dict[str, Any] = {"topic": topic, "filter": {"wear": "n > 1"}}
     with pytest.raises(TypeError, match="wear"):
         await client.cancel(**misspelt)
-    with pytest.raises(BadRequest, match="one of delay_ms, due_ms, shift_ms"):
+    with pytest.raises(BadRequest, match="one of delay, at and shift"):
         await client.reschedule(topic=topic, filter={})
     with pytest.raises(BadRequest, match="kind"):
         await client.preview_bulk("burn", topic, {})
