@@ -232,10 +232,10 @@ async def test_a_task_is_rescheduled_and_run_now(rig: HttpRig) -> None:
     later = await rig.post("/v1/reschedules", {"ids": [task_id], "shift_ms": 5_000})
     assert later["results"][0]["due_ms"] == NOW_MS + 65_000
     both = await rig.call("PATCH", path, {"shift_ms": 1, "delay_ms": 1})
-    assert (both.status, "one of delay_ms, due_ms, shift_ms" in both.json["detail"]) == (400, True)
+    assert (both.status, "one of delay, at and shift" in both.json["detail"]) == (400, True)
     assert (await rig.post(f"{path}/run"))["due_ms"] == NOW_MS
     nothing = await rig.call("PATCH", path, {})
-    assert (nothing.status, "one of delay_ms, due_ms" in nothing.json["detail"]) == (400, True)
+    assert (nothing.status, "one of delay, at" in nothing.json["detail"]) == (400, True)
 
 
 @pytest.mark.parametrize("task_id", ["x", "-1", "1.5", "99999999999999999999", "%00", "²"])
