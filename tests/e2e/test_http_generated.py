@@ -131,6 +131,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_generated_python_client_works(make_daemon: Callable[..., Daemon], folder: Path) -> None:
     daemon = make_daemon(http=True).start()
     done = _run(

@@ -170,7 +170,6 @@ LOST = (
             "tests/server/tcp/test_boundary.py"
             "::test_an_error_in_the_middle_of_a_change_ends_the_daemon[nack]",
         ),
-        usual=True,
     ),
     Bug(
         "what-is-staged-was-not-encoded",
@@ -241,7 +240,6 @@ DELIVERED = (
         "cancel and look-up of a task whose row is missing say that it has left",
         {"Commands._check": (condition("missing", "False"),)},
         ("tests/server/shard/test_missing_rows.py::test_a_row_missing_at_its_due_time_is_counted",),
-        usual=True,
     ),
     Bug(
         "packs-read-by-a-statement-of-their-own",
@@ -457,7 +455,6 @@ OWED = (
             "Coalescer._plan_task": (dropped("_is_landing"),),
         },
         (COALESCING_MODEL,),
-        usual=True,
     ),
     Bug(
         "an-answer-without-its-mark",
@@ -874,7 +871,6 @@ CLIENTS = (
         "work that was asked for twice is done once, because both tasks have the same key",
         {"idempotence:name_of": (instead("work.id", "work.key or work.id"),)},
         (ONCE + "claims_are_per_task_by_default",),
-        usual=True,
     ),
 )
 
@@ -987,7 +983,6 @@ WHOLE = (
             EXPLAINED + "[topic_paused-of_a_paused_topic]",
             EXPLAINED + "[group_paused-of_a_paused_group]",
         ),
-        usual=True,
     ),
     Bug(
         "a-quota-of-each-shard",
@@ -1012,14 +1007,12 @@ WHOLE = (
         "the databases of before a reshard are said to be right, and those that count are not read",
         {"check_not_moved": (returning("None"),)},
         (GIVEN_UP,),
-        usual=True,
     ),
     Bug(
         "a-new-file-of-tokens-is-roots",
         "the daemon cannot read what root has changed, and goes by tokens that were revoked",
         {"server/access/tokens:_replace": (dropped("os.fchown"),)},
         ("tests/server/access/test_tokens.py::test_root_keeps_the_owner_of_the_token_file",),
-        usual=True,
     ),
     Bug(
         "an-idempotency-key-is-known-where-its-tasks-are",

@@ -25,7 +25,7 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
         ("redis://host:port/?stream=s", "url is not a valid URL: "),
         ("redis:///0?stream=s", "url must name one host: redis://HOST"),
         ("redis://a,b/0?stream=s", "url must name one host"),
-        ("redis://host/zero?stream=s", "the number of a database, not with 'zero'"),
+        ("redis://host/zero?stream=s", "the number of a database, not 'zero'"),
         ("redis://host/0", "url must have either stream=NAME or list=NAME"),
         ("redis://host/0?stream=s&list=l", "either stream=NAME or list=NAME"),
         ("redis://host/0?stream=", "url must have stream"),

@@ -263,6 +263,7 @@ def test_a_missing_extra_of_an_import_is_named(case: str) -> None:
     _raises_what_to_install(extra, EXTRAS[extra].modules, code)
 
 
+@pytest.mark.slow  # the daemon of a process imports the same packages, see above
 @pytest.mark.parametrize("module", sorted({*EXTRAS["server"].modules} - ABSENT))
 def test_each_missing_package_of_an_embedded_daemon_is_named(module: str) -> None:
     """It says so, or it can do without: the packages of ports are not needed inside."""

@@ -362,7 +362,7 @@ class TestARedisThatLostSomething:
         await self._lose(subject, redis_server)
         for _ in range(2):
             with pytest.raises(
-                StoreBehind, match="its last batch is 2, it had confirmed 5"
+                StoreBehind, match="its last batch is 2, after it confirmed 5"
             ) as behind:
                 await subject.commit(tasks([4]))
             assert (behind.value.last_seen, behind.value.last_known) == (2, 5)
