@@ -809,8 +809,8 @@ async def test_a_callback_goes_to_the_shard_of_its_token(hall: Hall, said: bytes
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as other:
         at = other.sockets[0].getsockname()[1]
         hall.http_of |= {1: f"http://127.0.0.1:{free_port()}", 2: f"http://127.0.0.1:{at}"}
-        for shard, why in ((0, "is not known"), (1, "did not answer"), (1023, "is not known"),
-                           (2, "did not answer")):  # fmt: skip
+        for shard, why in ((0, "is not known"), (1, "no valid answer"), (1023, "is not known"),
+                           (2, "no valid answer")):  # fmt: skip
             refusal = await hall.refused(
                 "POST", path(shard), {"result": "extend", "lease_ms": 5_000}
             )

@@ -231,4 +231,4 @@ async def test_ordering_and_fairness_are_refused_for_topics_and_broadcasts(
         assert (code, message) == ("bad_request", f"{name} is a setting of a group, not of a topic")
         options = {"broadcast": True, name: value}
         code, message = await peer.refused(T.SUBSCRIBE, 1, "t", None, 1, options)
-        assert code == "bad_request" and f"remove {name}" in message
+        assert code == "bad_request" and f"cannot have {name}" in message

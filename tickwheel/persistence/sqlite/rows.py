@@ -237,7 +237,7 @@ _NO_DROPS = (None,) * 2
 
 def small_values(effects: Effects, key_hash: KeyHash) -> tuple[object, ...] | None:
     """Return the columns of ``WRITE_SMALL`` for a batch with at most one new task, one written
-    record, and removed records of one kind. Return None for any other batch. Of ended
+    record, and removed records of one kind. Return None for any other batch. For ended
     tasks only the number is checked; their columns follow these."""
     enqueued, records = effects.enqueued, effects.records
     if len(enqueued) > 1 or max(len(effects.ended), len(records)) > SMALL_MAX:
