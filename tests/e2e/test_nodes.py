@@ -154,7 +154,7 @@ def test_another_node_of_the_same_name_is_refused(pair: Nodes, tmp_path: Path) -
     [
         ("redis://127.0.0.1:1/0?shards=4&shard=1", (), "shard=1 and shards=4 cannot be combined"),
         ("redis://127.0.0.1:1/0?shards=65", (), "shards must be between 1 and 64, not"),
-        ("sqlite:///x.db?shards=2", (), "is only valid for a Redis"),
+        ("sqlite:///x.db?shards=2", (), "is only valid for a server"),
         (
             "redis://127.0.0.1:1/0?shards=2",
             ("--processes", "2"),

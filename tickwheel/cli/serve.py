@@ -45,7 +45,7 @@ from tickwheel.log_writer import unblock_stderr
 
 if TYPE_CHECKING:
     from tickwheel.demo.demonstration import Result
-    from tickwheel.persistence.redis.opening import StoredShard
+    from tickwheel.persistence.contract import StoredShard
     from tickwheel.server.access.tokens import Token
     from tickwheel.server.fleet.reshard import Report
     from tickwheel.server.settings import Settings
@@ -284,16 +284,22 @@ def init(
 
     Refuses an existing store with exit code 1. A daemon does not start with a store that was lost
     or set back, according to its history or the files next to it; two options resolve this.
-    --force starts over: a SQLite file that is missing, empty or was never used; a shard in Redis
-    even with data, which is deleted, and no daemon that used it before can write to it. --branch
-    keeps the store's data, and its next start begins a new branch. No daemon may have the store
-    open.
+    --force starts over: a SQLite file that is missing, empty or was never used; a shard on a
+    server even with data, which is deleted, and no daemon that used it before can write to it.
+    --branch keeps the store's data, and its next start begins a new branch. No daemon may have the
+    store open.
     """
     if force and branch:
         raise BadRequest("give either --force or --branch")
     overrides = {"store": store, "allow_volatile_store": allow_volatile_store}
     settings = _load_settings(config, given({**overrides, "processes": processes}))
-    from tickwheel.persistence import parse, shard_folder, with_setting, without_secrets
+    from tickwheel.persistence import (
+        open_administration,
+        parse,
+        shard_folder,
+        with_setting,
+        without_secrets,
+    )
 
     if settings.processes != 1 or shard_folder(settings.store) is not None:
         from tickwheel.server.fleet import processes as folders
@@ -320,11 +326,9 @@ def init(
     if settings.allow_volatile_store:
         url = with_setting(url, "allow_volatile_store", "1")
     if branch:
-        from tickwheel.persistence.redis import opening, options_from
-
-        asyncio.run(opening.begin_branch(options_from(url)))
+        asyncio.run(open_administration(url).begin_branch())
         return _show_branch(call, url, without_secrets(url))
-    return _lay_out_redis(call, url, force=force, yes=yes)
+    return _lay_out_on_server(call, url, force=force, yes=yes)
 
 
 def _show_branch(call: Call, url: str, subject: str) -> int:
@@ -362,16 +366,16 @@ def _lay_out_sqlite(call: Call, url: str, path: str, *, force: bool) -> int:
     return 0
 
 
-def _lay_out_redis(call: Call, url: str, *, force: bool, yes: bool) -> int:
+def _lay_out_on_server(call: Call, url: str, *, force: bool, yes: bool) -> int:
     from tickwheel.clock import sources
-    from tickwheel.persistence.redis import opening, options_from
+    from tickwheel.persistence import open_administration
 
-    options = options_from(url)
-    existing = asyncio.run(opening.look(options))
+    administration = open_administration(url)
+    existing = asyncio.run(administration.look())
     if existing.exists and not _may_remove(call, existing, force=force, yes=yes):
         return EXIT_FAILED
     incarnation = asyncio.run(
-        opening.lay_out(options, existing, sources().wall_ms(), is_branch=force)
+        administration.lay_out(existing, sources().wall_ms(), is_branch=force)
     )
     outcome = "was created again" if existing.exists else "was created"
     removed = existing.counts if existing.exists else None

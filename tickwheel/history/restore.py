@@ -41,7 +41,14 @@ from tickwheel.history.read import Replay, Replayed, Start
 from tickwheel.history.segments import STATE, Event
 from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, TRANSACTION, keyed
 from tickwheel.model.records import ID_STEP, Outcome, ProgressRow, ProgressState, id_floor
-from tickwheel.persistence import open_election, open_url, parse, without_secrets
+from tickwheel.persistence import (
+    ON_SERVERS,
+    open_administration,
+    open_election,
+    open_url,
+    parse,
+    without_secrets,
+)
 from tickwheel.persistence.contract import (
     Election,
     Leader,
@@ -199,9 +206,7 @@ async def check_empty(url: str) -> None:
         if not os.path.isdir(folder):
             raise BadRequest(f"--into: {folder} is not a folder; mount its volume, or create it")
         return
-    from tickwheel.persistence.redis import opening, options_from
-
-    target = await opening.look(options_from(url))
+    target = await open_administration(url).look()
     if target.exists and not target.unused:
         raise Conflict(
             f"{target.shard} in {target.store} is {target.state}; a restore needs an empty store:"
@@ -215,12 +220,8 @@ def _is_empty(path: str) -> bool:
 
 
 def shard_of(url: str) -> int | None:
-    """Return the shard in a Redis store's URL, or None for other stores."""
-    if parse(url).kind != "redis":
-        return None
-    from tickwheel.persistence.redis import options_from
-
-    return options_from(url).shard
+    """Return the shard in the URL of a store on a server, or None for other stores."""
+    return open_administration(url).shard if parse(url).kind in ON_SERVERS else None
 
 
 @asynccontextmanager
@@ -246,8 +247,6 @@ async def filling(
             yield filler
         return
     assert base is None
-    from tickwheel.persistence.redis import opening, options_from
-
     election = open_election(url, LEASE_MS)
     assert election is not None
     lease = Lease(election, owner)
@@ -270,7 +269,7 @@ async def filling(
             ) from error
         finally:
             await store.close(clean)
-        await opening.end_restore(options_from(url), after)
+        await open_administration(url).end_restore(after)
     finally:
         await lease.release()
 

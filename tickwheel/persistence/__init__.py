@@ -27,13 +27,15 @@ from tickwheel.limits import SHARDS_MAX
 from tickwheel.persistence.contract import Election, Store, StoreUnusable
 
 if TYPE_CHECKING:
-    from tickwheel.persistence.contract import NodeRegistry, Siblings
+    from tickwheel.persistence.contract import Administration, NodeRegistry, Siblings
 
 URL_FORMS = (
     "memory:, sqlite:///relative.db, sqlite:////absolute.db, sqlite:///DIR/ (with --processes),"
     " redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/DB?master=NAME and"
     " redis+cluster://HOST:PORT,…/ (rediss…:// with TLS)"
 )
+ON_SERVERS: Final = frozenset(("redis",))
+"""Kinds of stores that several daemons share."""
 _REDIS = ("", "+sentinel", "+cluster")
 COUNT_FILE: Final = "shards.json"
 _FORMAT: Final = 1
@@ -295,7 +297,7 @@ def open_url(url: str, *, resident_bytes_max: int | None = None, disk_refuse: fl
 
 
 def shard_count(url: str) -> int | None:
-    """Return the number of shards in ``url`` (``redis://…?shards=N``), or None if it has none.
+    """Return the number of shards in ``url`` (``…?shards=N``), or None if it has none.
     Raise StoreUnusable for an invalid number."""
     parts = urlsplit(url)
     settings = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -303,10 +305,10 @@ def shard_count(url: str) -> int | None:
     if text is None:
         return None
     name = without_secrets(url)
-    if parse(url).kind != "redis":
+    if parse(url).kind not in ON_SERVERS:
         raise StoreUnusable(
-            f"store {name!r}: shards={text} is only valid for a Redis that several nodes share; for"
-            " a folder (sqlite:///DIR/), use processes"
+            f"store {name!r}: shards={text} is only valid for a server that several nodes share;"
+            " for a folder (sqlite:///DIR/), use processes"
         )
     if "shard" in settings:
         raise StoreUnusable(
@@ -361,3 +363,11 @@ def open_election(url: str, ttl_ms: int) -> Election | None:
     from tickwheel.persistence.redis.store import RedisElection
 
     return RedisElection(options_from(url), ttl_ms)
+
+
+def open_administration(url: str) -> Administration:
+    """Return what an operator can do with the shard that ``url`` names, which is on a server."""
+    from tickwheel.persistence.redis.driver import options_from
+    from tickwheel.persistence.redis.opening import RedisAdministration
+
+    return RedisAdministration(options_from(url))

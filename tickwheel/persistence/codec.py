@@ -15,7 +15,9 @@ defaults are left out (``shortened``). Invariants:
 
 from __future__ import annotations
 
+import json
 import struct
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgpack
@@ -42,7 +44,7 @@ from tickwheel.model.records import (
     is_key_alone,
     keys_alone,
 )
-from tickwheel.persistence.contract import StoreError
+from tickwheel.persistence.contract import Claim, NodeRecord, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -350,3 +352,26 @@ def _dead(
     *counts: int,
 ) -> DeadRow:
     return DeadRow(task_id, group, topic, died_ms, attempt, reason, _failures(failures), *counts)
+
+
+# --- nodes ---------------------------------------------------------------------------------------
+
+NODES_FORMAT = 1
+
+
+def encode_node(record: NodeRecord) -> str:
+    return json.dumps({"format": NODES_FORMAT, **asdict(record)}, separators=(",", ":"))
+
+
+def decode_node(name: str, text: str) -> NodeRecord | None:
+    """Return the record in ``text``, or None if its format is unknown or newer."""
+    try:
+        fields: dict[str, Any] = json.loads(text)
+        if fields.pop("format") != NODES_FORMAT:
+            return None
+        claims = tuple(Claim(**claim) for claim in fields.pop("claims"))
+        standbys = {int(shard): address for shard, address in fields.pop("standbys").items()}
+        record = NodeRecord(claims=claims, standbys=standbys, **fields)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+    return replace(record, name=name)

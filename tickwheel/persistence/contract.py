@@ -454,6 +454,8 @@ class ElectionState:
     leased_here: bool = False
     """Whether the last leader took or renewed its lease at this server since the server started and
     since it was promoted. If so, a missing lease has ended and was not lost in a failover."""
+    is_durable: bool = False
+    """Whether the server cannot come back without its data, so that an empty store has no owner."""
 
     @property
     def known_leader(self) -> Leader | None:
@@ -622,6 +624,88 @@ class NodeRegistry(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+# --- administration ------------------------------------------------------------------------------
+
+LEADER_WATCH_S = 4.0
+"""Seconds for which a leader's lease is watched. A running daemon renews its lease within 3 s, even
+if the store has lost it."""
+LOST_BY = "lost by "
+"""Prefix in ``StoredShard.rewriting``, before the owner whose confirmed data is lost. Without the
+prefix, the field names the owner of an unfinished rewrite."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredShard:
+    """The state of a shard that ``Administration.look`` has read."""
+
+    store: str
+    """The store's URL, without secrets."""
+    shard: str
+    exists: bool
+    is_complete: bool
+    """Whether the shard has all fields that it needs."""
+    rewriting: str
+    """The owner whose rewrite of the shard was interrupted; or, after ``LOST_BY``, the owner whose
+    confirmed data the shard lacks; empty if the shard is complete."""
+    epoch: int
+    incarnation: str
+    counts: dict[str, int]
+    """Number of records of each kind, by the names in ``COUNTED``."""
+    parts: int = 0
+    """Number of parts of a large batch that is being applied."""
+    last: int = 0
+    """Number of the last batch."""
+
+    @property
+    def unused(self) -> bool:
+        """Whether the shard is initialized and has never had a batch."""
+        return self.exists and self.is_complete and not self.rewriting and self.last == 0
+
+    @property
+    def state(self) -> str:
+        """The state as text for messages."""
+        if not self.exists:
+            return "empty"
+        contents = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in self.counts.items())
+        trouble = "" if self.is_complete else "; it is damaged"
+        if self.rewriting.startswith(LOST_BY):
+            trouble += f"; it lacks data that {self.rewriting.removeprefix(LOST_BY)} had confirmed"
+        elif self.rewriting:
+            trouble += f"; it is incomplete, because {self.rewriting} was rewriting it"
+        return f"initialized (epoch {self.epoch}): {contents}{trouble}"
+
+
+class Administration(Protocol):
+    """What operators do with a shard on a server while no daemon leads it."""
+
+    shard: int
+
+    async def look(self) -> StoredShard:
+        """Return the state of the shard. Raise StoreUnusable if server or shard must not be
+        used."""
+        ...
+
+    async def lay_out(
+        self, stored: StoredShard, now_ms: int, *, watch_s: float | None = None,
+        is_branch: bool = False,
+    ) -> str:  # fmt: skip
+        """Remove the data in ``stored``, and initialize the shard. Return its new incarnation.
+        ``is_branch``: the next epoch begins a new branch, regardless of known epochs. First watch
+        the leader's lease for ``watch_s`` (default: LEADER_WATCH_S). Raise StoreUnusable if a
+        daemon leads the shard, or the shard has changed since ``look``."""
+        ...
+
+    async def begin_branch(self, *, watch_s: float | None = None) -> None:
+        """On an operator's request, mark the shard so that its next epoch begins a new branch.
+        Raise StoreUnusable if there is no shard, or a daemon leads it."""
+        ...
+
+    async def end_restore(self, after: str) -> None:
+        """Mark a restored shard so that its next epoch begins a new branch. The caller must hold
+        the lease. ``after``: the mark of the last restored epoch."""
+        ...
 
 
 class SharedStore(Store, Protocol):

@@ -28,6 +28,8 @@ from tickwheel.engine.engine import Engine
 from tickwheel.errors import BadRequest
 from tickwheel.history.daemon import History
 from tickwheel.persistence import (
+    ON_SERVERS,
+    open_administration,
     open_election,
     open_siblings,
     open_url,
@@ -503,7 +505,7 @@ def why_held(clock: Clock) -> str:
 def store_url(settings: Settings) -> str:
     """Return the store's URL, extended by the settings that affect the store."""
     url = settings.store
-    if settings.allow_volatile_store and parse(url).kind == "redis":
+    if settings.allow_volatile_store and parse(url).kind in ON_SERVERS:
         url = with_setting(url, "allow_volatile_store", "1")
     return url
 
@@ -512,18 +514,17 @@ def open_store(settings: Settings) -> tuple[Store, EngineConfig]:
     """Return the unopened store and the engine's configuration. Raise StoreUnusable or BadRequest
     for unusable settings."""
     url, config = store_url(settings), settings.engine()
-    if parse(url).kind != "redis":
+    kind = parse(url).kind
+    if kind not in ON_SERVERS:
         return open_url(url, disk_refuse=settings.disk_refuse), config
-    from tickwheel.persistence.redis import options_from
-
-    options = options_from(url)
-    shard = options.shard
+    shard = open_administration(url).shard
     if settings.shard not in (0, shard):
         raise BadRequest(
             f"setting shard: {settings.shard} differs from shard {shard} in the store's URL"
         )
-    if not options.mirror:
-        return open_url(url), replace(config, shard=shard)
+    store = open_url(url)
+    if not (isinstance(store, Mirrored) and store.mirror):
+        return store, replace(config, shard=shard)
     resident_bytes_max = settings.resident_bytes_max or REDIS_RESIDENT_BYTES_MAX
     hot_bytes_max = min(resident_bytes_max, HOT_BYTES_MAX)
     config = replace(config, shard=shard, resident_bytes_max=hot_bytes_max)

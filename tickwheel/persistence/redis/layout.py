@@ -106,10 +106,6 @@ TYPES = (
 KEY = {name: str(i + 1).encode() for i, name in enumerate(NAMES)}
 """Name of a key → the number that stands for it in operations."""
 
-LOST_BY = "lost by "
-"""Prefix in the wheel's field ``rewriting``, before the owner whose confirmed data is lost. Without
-the prefix, the field names the owner of an unfinished rewrite."""
-
 IN_PREPARE = frozenset((ProgressState.IN_FLIGHT, ProgressState.WAITING, ProgressState.HELD))
 
 

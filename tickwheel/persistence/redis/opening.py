@@ -18,13 +18,15 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 from tickwheel.persistence.contract import (
+    LEADER_WATCH_S,
+    LOST_BY,
     Evidence,
     Opened,
+    StoredShard,
     StoreError,
     StoreUnreachable,
     StoreUnusable,
@@ -52,7 +54,6 @@ from tickwheel.persistence.redis.layout import (
     INIT_LAY_OUT,
     INIT_LOOK,
     LAYOUT,
-    LOST_BY,
     OPEN,
     RIGHTS,
     TYPES,
@@ -382,52 +383,8 @@ NO_BATCH = 1 << 62
 machine that knows of batches that Redis has lost could not lead the shard after another machine has
 led it."""
 OWNER = "init"
-LEADER_WATCH_S = 4.0
-"""Seconds for which a leader's lease is watched. A running daemon renews its lease within 3 s, even
-if Redis has lost it."""
 WATCH_STEP_S = 0.25
 COUNTED = ("tasks", "in_flight_or_waiting", "dead", "records")
-
-
-@dataclass(frozen=True, slots=True)
-class StoredShard:
-    """The state of a shard that ``look`` has read."""
-
-    store: str
-    """The store's URL, without secrets."""
-    shard: str
-    exists: bool
-    is_complete: bool
-    """Whether the shard has all fields that it needs."""
-    rewriting: str
-    """The owner whose rewrite of the shard was interrupted; or, after ``LOST_BY``, the owner whose
-    confirmed data the shard lacks; empty if the shard is complete."""
-    epoch: int
-    incarnation: str
-    counts: dict[str, int]
-    """Number of records of each kind, by the names in ``COUNTED``."""
-    parts: int = 0
-    """Number of parts of a large batch that is being applied."""
-    last: int = 0
-    """Number of the last batch."""
-
-    @property
-    def unused(self) -> bool:
-        """Whether the shard is initialized and has never had a batch."""
-        return self.exists and self.is_complete and not self.rewriting and self.last == 0
-
-    @property
-    def state(self) -> str:
-        """The state as text for messages."""
-        if not self.exists:
-            return "empty"
-        contents = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in self.counts.items())
-        trouble = "" if self.is_complete else "; it is damaged"
-        if self.rewriting.startswith(LOST_BY):
-            trouble += f"; it lacks data that {self.rewriting.removeprefix(LOST_BY)} had confirmed"
-        elif self.rewriting:
-            trouble += f"; it is incomplete, because {self.rewriting} was rewriting it"
-        return f"initialized (epoch {self.epoch}): {contents}{trouble}"
 
 
 async def look(options: RedisOptions) -> StoredShard:
@@ -537,3 +494,26 @@ def _not_laid_out(
         address = other.partition("|")[0]
         reason = f"{owner} at {address} leads {keys.shard}; stop it, and all standbys, first"
     return _unusable(options, reason)
+
+
+class RedisAdministration:
+    """See ``contract.Administration``."""
+
+    def __init__(self, options: RedisOptions) -> None:
+        self._options = options
+        self.shard = options.shard
+
+    async def look(self) -> StoredShard:
+        return await look(self._options)
+
+    async def lay_out(
+        self, stored: StoredShard, now_ms: int, *, watch_s: float | None = None,
+        is_branch: bool = False,
+    ) -> str:  # fmt: skip
+        return await lay_out(self._options, stored, now_ms, watch_s=watch_s, is_branch=is_branch)
+
+    async def begin_branch(self, *, watch_s: float | None = None) -> None:
+        await begin_branch(self._options, watch_s=watch_s)
+
+    async def end_restore(self, after: str) -> None:
+        await end_restore(self._options, after)

@@ -16,19 +16,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
 from tickwheel.limits import NODES_MAX
 from tickwheel.model.key_hash import SEED_BYTES, KeyHash
 from tickwheel.model.kinds import Effects, ProgressKey
 from tickwheel.model.records import DeadRow
+from tickwheel.persistence.codec import decode_node, encode_node
 from tickwheel.persistence.contract import (
-    Claim,
+    LOST_BY,
     ElectionState,
     Evidence,
     Handles,
@@ -54,7 +54,6 @@ from tickwheel.persistence.redis.layout import (
     LEADER_LOOK,
     LEADER_RELEASE,
     LEADER_RENEW,
-    LOST_BY,
     NODES_BEAT,
     Keys,
 )
@@ -364,6 +363,7 @@ class RedisElection:
         reply = await self._connection.run(LEADER_LOOK, self._keys, args)
         value, ttl_ms, incarnation, epoch, owner, clean, up_s, rewriting, role = reply[:9]
         self._standbys, was_promoted, leased_here = _standbys(reply[9]), reply[10], reply[11]
+        mark = rewriting.decode(errors="replace")
         data_age_s = min(int(up_s), self._connection.connected_s) if was_promoted else int(up_s)
         return ElectionState(
             leader=_leader(value.decode(errors="replace")),
@@ -373,8 +373,9 @@ class RedisElection:
             owner=owner.decode(errors="replace"),
             clean=clean == b"1",
             up_s=data_age_s,
-            **_mark(rewriting.decode(errors="replace")),
+            rewriting="" if mark.startswith(LOST_BY) else mark,
             is_replica=role == b"slave",
+            lost_by=mark.removeprefix(LOST_BY) if mark.startswith(LOST_BY) else "",
             leased_here=bool(leased_here),
         )
 
@@ -394,12 +395,6 @@ class RedisElection:
 
     async def close(self) -> None:
         await self._connection.close()
-
-
-def _mark(text: str) -> dict[str, str]:
-    """Return the fields of ``ElectionState`` for the mark of an incomplete shard."""
-    owner = text.removeprefix(LOST_BY)
-    return {"rewriting": text} if owner == text else {"lost_by": owner}
 
 
 def _owner(leader: Leader) -> str:
@@ -442,7 +437,6 @@ def _standbys(values: list[bytes]) -> tuple[Standby, ...]:
 
 # --- the registry of nodes ------------------------------------------------------------------------
 
-NODES_FORMAT: Final = 1
 NODES_PART: Final = "nodes"
 NODES_NAMES: Final = ("nodes", "until", "placed", "drained", "route", "scratch")
 
@@ -475,7 +469,7 @@ class RedisNodes:
         self._keys = tuple(f"{{{options.tag}}}:{name}".encode() for name in NODES_NAMES)
 
     async def beat(self, me: NodeRecord, instead_of: str = "") -> NodesSeen:
-        return await self._write(me, _to_text(me), instead_of)
+        return await self._write(me, encode_node(me), instead_of)
 
     async def leave(self, me: NodeRecord) -> None:
         await self._write(replace(me, claims=()), "", "")
@@ -504,7 +498,9 @@ class RedisNodes:
                 " (NODES_MAX). A dead node counts until leader_ttl_s has passed"
             )
         now_ms, is_mine, version, nodes, until, placed, drained = reply
-        parsed = {name: _from_text(name, text) for name, text in _pairs(nodes).items()}
+        parsed = {
+            name: decode_node(name, text.partition("|")[2]) for name, text in _pairs(nodes).items()
+        }
         records = {name: record for name, record in parsed.items() if record is not None}
         other_records = {name: record for name, record in records.items() if name != me.name}
         ends_ms = _pairs(until)
@@ -541,21 +537,3 @@ class RedisNodes:
 def _pairs(flat: list[bytes]) -> dict[str, str]:
     texts = [value.decode(errors="replace") for value in flat]
     return dict(zip(texts[::2], texts[1::2], strict=True))
-
-
-def _to_text(record: NodeRecord) -> str:
-    return json.dumps({"format": NODES_FORMAT, **asdict(record)}, separators=(",", ":"))
-
-
-def _from_text(name: str, text: str) -> NodeRecord | None:
-    """Return the record in ``text``, or None if its format is unknown or newer."""
-    try:
-        fields: dict[str, Any] = json.loads(text.partition("|")[2])
-        if fields.pop("format") != NODES_FORMAT:
-            return None
-        claims = tuple(Claim(**claim) for claim in fields.pop("claims"))
-        standbys = {int(shard): address for shard, address in fields.pop("standbys").items()}
-        record = NodeRecord(claims=claims, standbys=standbys, **fields)
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return None
-    return replace(record, name=name)

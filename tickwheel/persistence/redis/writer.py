@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from tickwheel.model.kinds import Effects
 from tickwheel.persistence.codec import decode_task
 from tickwheel.persistence.contract import (
+    LOST_BY,
     CommitRefused,
     CommitUnknown,
     Fenced,
@@ -58,7 +59,6 @@ from tickwheel.persistence.redis.layout import (
     CLOSE,
     COMMIT,
     LAYOUT,
-    LOST_BY,
     PART_BYTES_MAX,
     REWRITE,
     SEAL,
