@@ -13,6 +13,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from support.postgresql import PostgresServer
 from support.redis_server import RedisServer
 
 # The seed of a failing example is printed, so that it can be repeated anywhere.
@@ -143,3 +144,13 @@ def shared_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
     server = RedisServer(tmp_path_factory.mktemp("redis") / "data").start()
     yield server
     server.kill()
+
+
+@pytest.fixture(scope="session")
+def shared_postgres() -> Iterator[PostgresServer]:
+    """One server for all tests that only read and write; each has schemas of its own."""
+    server = PostgresServer()
+    try:
+        yield server.start()
+    finally:
+        server.close()

@@ -16,6 +16,7 @@ NAMES = (
     "commit.after",
     "deliver.before_checkpoint",
     "sqlite.checkpoint",
+    "postgresql.copied",
     "recovery.middle",
     "takeover.elected",
     "takeover.opened",

@@ -42,7 +42,7 @@ _GAVE_UP = 1
 def places_of(store_url: str) -> list[str]:
     """The failpoints that a daemon on such a store passes."""
     kind = store_url.partition(":")[0]
-    stores = ("sqlite", "redis")
+    stores = ("sqlite", "redis", "postgresql")
     return [n for n in failpoints.NAMES if n.partition(".")[0] not in stores or n.startswith(kind)]
 
 

@@ -5,6 +5,7 @@
     python -m tests.crash.torture --store redis [--faults redis | --daemons 2] [--kills 100]
     python -m tests.crash.torture --store redis --mirror no [--faults redis | --daemons 2]
     python -m tests.crash.torture --store sentinel|cluster --faults redis [--kills 60]
+    python -m tests.crash.torture --store postgresql [--faults postgresql | --daemons 2]
     python -m tests.crash.torture --nodes 4 --shards 16 --faults 100 [--store redis-cluster|redis]
         [--judge-gaps] [--gap-killed-s 5] [--gap-drained-s 0.5]
     python -m tests.crash.torture --nemesis groups,clock,network,resources [--store redis]
@@ -35,7 +36,9 @@ from crash.torture_run import (
     GAP_KILLED_S,
     KILLS,
     NEMESES,
+    POSTGRESQL,
     REDIS,
+    SERVERS,
     Options,
     Run,
 )
@@ -54,10 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _everything(seed, given.minutes * 60, given.keep)
     if given.nodes:
         return _nodes(seed, given)
-    if given.faults not in (None, "redis"):
+    if given.faults not in (None, "redis", POSTGRESQL):
         _say(f"torture: --faults {given.faults} is for --nodes; else there are --faults redis")
         return 2
-    if CLOCK in nemeses and given.store in REDIS and not given.faults:
+    if CLOCK in nemeses and given.store in SERVERS and not given.faults:
         given.daemons = 2  # their clocks disagree, and they take over from each other
     try:
         options = Options(
@@ -79,15 +82,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         _say(f"torture: {error}")
         return 2
-    if (options.faults or options.daemons > 1) and options.store not in REDIS:
-        _say(f"torture: --faults and --daemons 2 need --store {' or '.join(REDIS)}")
+    if (options.faults or options.daemons > 1) and options.store not in SERVERS:
+        _say(f"torture: --faults and --daemons 2 need --store {' or '.join(SERVERS)}")
         return 2
     if options.store in REDIS and not any(map(shutil.which, PROGRAMS)):
         _say(f"torture: none of {', '.join(PROGRAMS)} is installed")
         return 2
     _say(
         f"torture: seed {seed}, {given.kills} of {', '.join(sorted(nemeses))}"
-        f"{' and faults of Redis' if options.faults else ''}"
+        f"{' and faults of the store' if options.faults else ''}"
     )
     return _run(Run, options, given.keep)
 
@@ -151,9 +154,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="torture", description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=200, help="how often (with faults: those)")
     parser.add_argument("--seed", type=int, default=None, help="default: a new one, printed")
-    parser.add_argument("--store", default="sqlite", help=f"sqlite, {', '.join(REDIS)}, or a URL")
+    parser.add_argument("--store", default="sqlite", help=f"sqlite, {', '.join(SERVERS)}, or a URL")
     parser.add_argument(
-        "--faults", default=None, help="redis: Redis goes wrong too; with --nodes: how many"
+        "--faults",
+        default=None,
+        help="redis, postgresql: it goes wrong too; with --nodes: how many",
     )
     parser.add_argument("--nodes", type=int, default=0, help="on one Redis, with --shards")
     parser.add_argument("--shards", type=int, default=16, help="of all nodes together")

@@ -30,6 +30,7 @@ from crash.network import Frozen, Net, NetworkFaults
 from crash.nodes import NodeFaults
 from crash.ordered import Ordering
 from crash.plan import BRIEF, DRAIN_LEASE_MS, GROUPS, ONCE, SETTINGS, Plan
+from crash.postgresql_rig import PostgresRig
 from crash.records import Looked, Requeued
 from crash.recurring import Recurring
 from crash.redis_faults import RedisFaults, Rig
@@ -79,6 +80,8 @@ GAP_KILLED_S, GAP_DRAINED_S = 5.0, 0.5
 LEADER_TTL_S = 1.0
 """Seconds that a successor waits after a kill."""
 REDIS = ("redis", *MOVING)
+POSTGRESQL = "postgresql"
+SERVERS = (*REDIS, POSTGRESQL)
 """Stores of a run's own servers, on which faults are made and several daemons may be."""
 KILLS, GROUPS_, CLOCK, NETWORK, RESOURCES, WATCH = NEMESES = (
     "kills",
@@ -118,8 +121,8 @@ class Options:
     kills: int
     seed: int
     store: str = "sqlite"
-    """``sqlite``, ``redis`` (a server of the run's own), ``sentinel`` or ``cluster`` (a group of
-    them), or a store URL."""
+    """``sqlite``, ``redis`` or ``postgresql`` (a server of the run's own), ``sentinel`` or
+    ``cluster`` (a group of them), or a store URL."""
     faults: bool = False
     """Redis goes wrong too."""
     daemons: int = 1
@@ -312,7 +315,10 @@ class Run:
         if store in REDIS:
             keep = f"keep_ms={KEEP_MS}" if options.mirror else f"mirror=no&keep_ms={KEEP_ALL_MS}"
             query = f"driver={options.driver}&{keep}&endings_max={ENDINGS_MAX}"
-        if store == "redis":
+        if store == POSTGRESQL:
+            query = f"part_rows=200&call_ms=2000&endings_max={ENDINGS_MAX}"
+            self.redis = PostgresRig(folder, query, proxied=options.faults)
+        elif store == "redis":
             self.redis = RedisRig(folder, query, proxied=options.faults)
         elif store in MOVING:
             self.redis = moving_rig(store, folder, query)
@@ -354,7 +360,11 @@ class Run:
         if redis is None:
             return
         url = redis.url
-        if isinstance(redis, RedisRig) and self._has(NETWORK) and not self.options.faults:
+        if (
+            isinstance(redis, RedisRig | PostgresRig)
+            and self._has(NETWORK)
+            and not self.options.faults
+        ):
             rnd = self.plan.rnd("network/store")
             self._store_net = await Net(rnd, redis.server.port).start()
             url = url.replace(f":{redis.server.port}", f":{self._store_net.port}")
@@ -654,7 +664,7 @@ class Run:
             if (code := await daemon.aterminate()) != 0:
                 self.problems.append(f"SIGTERM at the end: exit code {code}")
         if self.redis is not None:
-            self.problems += [f"left in Redis: {name}" for name in await self.redis.left()]
+            self.problems += [f"left in the store: {name}" for name in await self.redis.left()]
         if isinstance(self.redis, RedisRig) and not self.options.mirror:
             rnd = self.plan.rnd("emptied")
             self.problems += await emptied(self.daemons[0], self.redis, rnd, self._folder)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from support.daemon import Daemon
+from support.postgresql import PostgresServer
 from support.redis_server import RedisServer
 
 
@@ -27,7 +28,8 @@ def stores(*wanted: str, usual: int = 1) -> list[Any]:
 def killed_on(
     *wanted: str, usual: int = 1, settings: Callable[[str, Path], dict[str, Any]] = nothing
 ) -> Any:
-    """A fixture: the daemon, not started yet. A store is ``sqlite``, or a driver of Redis."""
+    """A fixture: the daemon, not started yet. A store is ``sqlite``, ``postgresql``, or a driver of
+    Redis."""
 
     @pytest.fixture(params=stores(*wanted, usual=usual))
     def killed(
@@ -36,6 +38,12 @@ def killed_on(
         options = settings(request.param, tmp_path)
         if request.param == "sqlite":
             yield make_daemon(**options)
+            return
+        if request.param == "postgresql":
+            postgres: PostgresServer = request.getfixturevalue("shared_postgres")
+            daemon = make_daemon(store=postgres.url(), leader_ttl_s=5, **options)
+            yield daemon
+            daemon.close()
             return
         server = RedisServer(tmp_path / "redis").start().lay_out()
         driver = "?driver=asyncio-redis" if request.param == "asyncio-redis" else ""

@@ -38,7 +38,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield daemon
 
 
-killed = killed_on("sqlite", "redis", "asyncio-redis")
+killed = killed_on("sqlite", "redis", "asyncio-redis", "postgresql")
 
 
 async def test_the_client_runs_every_bulk_verb(client: Client, topic: str) -> None:

@@ -14,7 +14,7 @@ from tickwheel import Client, IfPending, Task
 HOUR = 3600
 
 
-killed = killed_on("redis", "sqlite", "asyncio-redis")
+killed = killed_on("redis", "sqlite", "asyncio-redis", "postgresql")
 
 
 @pytest.fixture

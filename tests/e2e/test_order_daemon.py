@@ -15,7 +15,7 @@ from tickwheel.client import HeldKey
 GROUP = {"order_failure": "hold", "order_attempts": 1, "fair_by": "tenant", "limit_each": 5}
 
 
-killed = killed_on("redis", "sqlite", "asyncio-redis")
+killed = killed_on("redis", "sqlite", "asyncio-redis", "postgresql")
 
 
 async def test_held_keys_and_lines_outlast_kills(killed: Daemon) -> None:

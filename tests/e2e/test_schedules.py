@@ -36,7 +36,7 @@ start = 2030-01-01T00:00:00Z
 """
 
 
-killed = killed_on("redis", "sqlite")
+killed = killed_on("redis", "sqlite", "postgresql")
 
 
 async def test_kills_neither_lose_nor_double_occurrences(killed: Daemon) -> None:

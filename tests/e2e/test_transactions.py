@@ -38,7 +38,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 CHECKS = {"transaction_check_s": 0.2, "transaction_check_every_s": 0.2}
-killed = killed_on("asyncio-redis", "redis", "sqlite", settings=lambda _, __: CHECKS)
+killed = killed_on("asyncio-redis", "redis", "sqlite", "postgresql", settings=lambda _, __: CHECKS)
 
 
 async def _bodies(client: Client, topic: str, count: int) -> list[bytes]:

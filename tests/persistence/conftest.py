@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from persistence.store_subject import Subject
+from support.postgresql import PostgresServer
 from support.redis_groups import Cluster, slot_of
 from support.redis_server import RedisServer
 from tickwheel.persistence.contract import Store
 from tickwheel.persistence.memory import MemoryStore
+from tickwheel.persistence.postgresql import PostgresStore
+from tickwheel.persistence.postgresql import options_from as postgres_options_from
 from tickwheel.persistence.redis import RedisStore, options_from
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 
@@ -53,6 +56,12 @@ def _cluster(folder: Path, request: Request) -> Store:
     return RedisStore(options_from(cluster.url(f"endings_max={ENDINGS_MAX}")))
 
 
+def _postgresql(folder: Path, request: Request) -> Store:
+    server: PostgresServer = request.getfixturevalue("shared_postgres")
+    url = server.url(f"endings_max={ENDINGS_MAX}")
+    return PostgresStore(postgres_options_from(url))
+
+
 STORES: dict[str, Callable[[Path, Request], Store]] = {
     "memory": _memory,
     "sqlite": _sqlite,
@@ -60,6 +69,7 @@ STORES: dict[str, Callable[[Path, Request], Store]] = {
     "asyncio-redis": _asyncio_redis,
     "redis-without-mirror": _redis_without_mirror,
     "cluster": _cluster,
+    "postgresql": _postgresql,
 }
 
 

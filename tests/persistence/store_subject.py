@@ -41,9 +41,12 @@ class Subject:
         return await self.open()
 
     async def commit(self, effects: Effects) -> bool:
+        return await self.commit_as(OWNER, effects)
+
+    async def commit_as(self, owner: str, effects: Effects) -> bool:
         self.n += 1
         try:
-            return await self.store.commit(self.opened.epoch, OWNER, self.n, effects)
+            return await self.store.commit(self.opened.epoch, owner, self.n, effects)
         except BaseException:
             self.n -= 1
             raise

@@ -12,7 +12,9 @@ import asyncio
 import random
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -30,6 +32,9 @@ from tickwheel.model.records import (
 )
 from tickwheel.persistence.contract import Store
 from tickwheel.persistence.memory import MemoryStore
+from tickwheel.persistence.postgresql import PostgresStore
+from tickwheel.persistence.postgresql import upkeep as postgres_upkeep
+from tickwheel.persistence.postgresql.driver import Link
 from tickwheel.persistence.redis import RedisStore, layout
 from tickwheel.persistence.sqlite import SqliteStore
 from tickwheel.persistence.sqlite import packs as packindex
@@ -259,11 +264,36 @@ def hold_redis(store: RedisStore, race: Race) -> None:
     writing.call = slow  # type: ignore[method-assign]
 
 
+def hold_postgresql(store: PostgresStore, race: Race) -> None:
+    """Before any statement of a read batches may land, and tables may be replaced by copies."""
+    borrowed, upkeep, rnd = store._reader._link, store._upkeep, random.Random(race.label)
+    turn = asyncio.Lock()
+
+    @asynccontextmanager
+    async def held() -> AsyncIterator[Link]:
+        async with borrowed() as link:
+
+            async def slow(*args: Any, **more: Any) -> Any:
+                for _ in range(rnd.choice((0, 1, 2))):
+                    await race.commit()
+                if rnd.random() < 0.3 and not turn.locked():
+                    async with turn:
+                        await upkeep.step()
+                return await Link.fetch(link, *args, **more)
+
+            link.fetch = slow  # type: ignore[method-assign]
+            yield link
+
+    store._reader._link = held  # type: ignore[method-assign]
+
+
 def hold(subject: Subject, race: Race) -> None:
     if isinstance(subject.store, SqliteStore):
         hold_sqlite(subject.store, race)
     elif isinstance(subject.store, RedisStore):
         hold_redis(subject.store, race)
+    elif isinstance(subject.store, PostgresStore):
+        hold_postgresql(subject.store, race)
 
 
 # --- the tests -----------------------------------------------------------------------------------
@@ -274,6 +304,10 @@ async def run(subject: Subject, seed: int, reads: int) -> None:
     was opened again: Redis answers the one from memory, the other itself."""
     race = Race(subject, seed)
     await race.open()
+    if isinstance(subject.store, PostgresStore):
+        reads //= 3  # each statement is a round trip
+        subject.store.options = replace(subject.store.options, part_rows=100)
+        await subject.reopen()
 
     async def check() -> None:
         for _ in range(reads):
@@ -302,9 +336,10 @@ async def _beside(race: Race, readers: Sequence[asyncio.Task[None]]) -> None:
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make split packs and multi-part batches frequent by small sizes."""
+    """Make split packs, multi-part batches and copies of tables frequent by small sizes."""
     monkeypatch.setattr(packindex, "SPARSE_EVERY_BATCHES", 3)
     monkeypatch.setattr(layout, "PART_ARGS_MAX", 400)
+    monkeypatch.setattr(postgres_upkeep, "EVERY_S", 3_600.0)
 
 
 async def test_reads_during_commits_see_whole_batches(subject: Subject) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from persistence.store_subject import Subject
 from support.ports import free_port
+from support.postgresql import PostgresServer
 from support.redis_groups import Cluster, ask, slot_of
 from support.redis_server import RedisServer
 from support.store_rows import GROUPS, SCHEDULES, TRANSACTIONS, everything
@@ -56,7 +57,13 @@ def _cluster(folder: Path, request: Request) -> Urls:
     return lambda shard: shard_url(cluster.url(), shard)
 
 
-STORES = {"sqlite": _sqlite, "redis": _redis, "cluster": _cluster}
+def _postgresql(folder: Path, request: Request) -> Urls:
+    server: PostgresServer = request.getfixturevalue("shared_postgres")
+    url = server.url()
+    return lambda shard: shard_url(url, shard)
+
+
+STORES = {"sqlite": _sqlite, "redis": _redis, "cluster": _cluster, "postgresql": _postgresql}
 
 
 @pytest.fixture(params=sorted(STORES))

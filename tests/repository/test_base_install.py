@@ -156,6 +156,10 @@ WITHOUT = {
     "reshard": ("server", ["reshard", "--store", "sqlite:///none/", "--to", "2"]),
     "demo": ("server", ["demo", "--seconds", "5"]),
     "a store in Redis": ("redis", ["serve", "--store", "redis://127.0.0.1:1/0"]),
+    "a store in PostgreSQL": (
+        "postgresql", ["serve", "--store", "postgresql://127.0.0.1:1/app"],
+    ),
+    "init of PostgreSQL": ("postgresql", ["init", "--store", "postgresql://127.0.0.1:1/app"]),
     "init of Redis": ("redis", ["init", "--store", "redis://127.0.0.1:1/0"]),
     "its other driver": (
         "asyncio-redis", ["serve", "--store", "redis://127.0.0.1:1/0?driver=asyncio-redis"],

@@ -363,7 +363,10 @@ class Overdue(StrEnum):
 @offline("The report as JSON.")
 def restore(
     call: Call,
-    into: Annotated[str, option("The new, empty store: sqlite:///… or redis://…", "URL", "--into")],
+    into: Annotated[
+        str,
+        option("The new, empty store: sqlite:///…, redis://… or postgresql://…", "URL", "--into"),
+    ],
     backup: Annotated[
         str | None, option("The latest backup. Default: only the history.", "BACKUP.db", "--from")
     ] = None,

@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 
 STORE_HELP = (
     "memory:, sqlite:///relative.db, sqlite:////absolute.db, redis://HOST:PORT/DB"
-    ", redis+sentinel://HOST:PORT,…/DB?master=NAME, redis+cluster://HOST:PORT,…/."
+    ", redis+sentinel://HOST:PORT,…/DB?master=NAME, redis+cluster://HOST:PORT,…/"
+    ", postgresql://USER@HOST:PORT/DB?schema=NAME."
     " Default: tickwheel.db in this folder."
 )
 JSON_HERE = "JSON on stdout."
@@ -61,7 +62,7 @@ StoreOption = Annotated[str | None, option(STORE_HELP, "URL")]
 ConfigOption = Annotated[
     str | None, option("File of settings; environment and options take precedence.", "FILE.toml")
 ]
-VolatileOption = Annotated[bool, flag("Accept a Redis that may lose its data.")]
+VolatileOption = Annotated[bool, flag("Accept a server that may lose its data.")]
 
 
 class SettingsOptions(TypedDict, total=False):
@@ -104,8 +105,8 @@ class SettingsOptions(TypedDict, total=False):
     leader_ttl_s: Annotated[
         float | None,
         option(
-            "With Redis: seconds without a sign of life of the active daemon after which another"
-            " takes over. Default: 3.",
+            "With Redis and PostgreSQL: seconds without a sign of life of the active daemon after"
+            " which another takes over. Default: 3.",
             "SECONDS",
             "--leader-ttl",
         ),
@@ -191,7 +192,9 @@ def _import_parts(settings: Settings) -> None:
         import tickwheel.persistence.redis.driver_redis
 
         if "driver=asyncio-redis" in settings.store:
-            import tickwheel.persistence.redis.driver_asyncio_redis  # noqa: F401
+            import tickwheel.persistence.redis.driver_asyncio_redis
+    if settings.store.startswith("postgres"):
+        import tickwheel.persistence.postgresql  # noqa: F401
 
 
 def _assignments(texts: list[str]) -> dict[str, str]:
@@ -265,7 +268,8 @@ def init(
     force: Annotated[
         bool,
         flag(
-            "Start over after a store was lost. Redis: even with data, which is deleted for good."
+            "Start over after a store was lost. Redis, PostgreSQL: even with data, which is deleted"
+            " for good."
         ),
     ] = False,
     branch: Annotated[
@@ -280,7 +284,7 @@ def init(
     config: ConfigOption = None,
 ) -> int:
     """Create a store without serving: a SQLite file, a folder of shards (--processes), or an empty
-    shard in Redis.
+    shard in Redis or PostgreSQL.
 
     Refuses an existing store with exit code 1. A daemon does not start with a store that was lost
     or set back, according to its history or the files next to it; two options resolve this.

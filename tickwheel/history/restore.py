@@ -198,7 +198,7 @@ async def check_empty(url: str) -> None:
     """Check that the target is empty. Raise Conflict, BadRequest or StoreUnusable."""
     parsed = parse(url)
     if parsed.kind == "memory":
-        raise BadRequest("--into must name a SQLite file or a Redis, not a store in memory")
+        raise BadRequest("--into must name a SQLite file, a Redis or a PostgreSQL, not memory:")
     if parsed.kind == "sqlite":
         if os.path.lexists(parsed.path) and not _is_empty(parsed.path):
             raise Conflict(f"{parsed.path} already exists; restore into a new store")

@@ -3,8 +3,8 @@
 The rest of the program opens stores only through ``open_url``. This module parses store URLs:
 ``memory:``, ``sqlite:///relative.db``, ``sqlite:////absolute.db``, ``redis://host:port/0``,
 ``redis+sentinel://s1,s2,s3/0?master=NAME`` and ``redis+cluster://a:7000,b:7000/`` (with TLS:
-``rediss…://``). A query has the store's settings, for example ``sqlite:///x.db?wal_bytes=4194304``.
-A store's module is imported only when a URL names it.
+``rediss…://``), ``postgresql://user@host/db?schema=NAME``. A query has the store's settings, for
+example ``sqlite:///x.db?wal_bytes=4194304``. A store's module is imported only when a URL names it.
 
 In a folder of several shards (``sqlite:///DIR/``), only ``shards.json`` says where the databases
 are. It is written atomically, after all databases, so a folder is never half initialized, and a
@@ -32,10 +32,12 @@ if TYPE_CHECKING:
 URL_FORMS = (
     "memory:, sqlite:///relative.db, sqlite:////absolute.db, sqlite:///DIR/ (with --processes),"
     " redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/DB?master=NAME and"
-    " redis+cluster://HOST:PORT,…/ (rediss…:// with TLS)"
+    " redis+cluster://HOST:PORT,…/ (rediss…:// with TLS),"
+    " postgresql://USER@HOST:PORT/DB?schema=NAME"
 )
-ON_SERVERS: Final = frozenset(("redis",))
+ON_SERVERS: Final = frozenset(("redis", "postgresql"))
 """Kinds of stores that several daemons share."""
+_POSTGRESQL = ("postgresql", "postgres")
 _REDIS = ("", "+sentinel", "+cluster")
 COUNT_FILE: Final = "shards.json"
 _FORMAT: Final = 1
@@ -226,6 +228,8 @@ def parse(url: str) -> StoreUrl:
     name, plus, variant = parts.scheme.partition("+")
     if name in ("redis", "rediss") and f"{plus}{variant}" in _REDIS:
         return StoreUrl("redis")
+    if parts.scheme in _POSTGRESQL:
+        return StoreUrl("postgresql")
     if parts.scheme != "sqlite":
         raise StoreUnusable(f"store {without_secrets(url)!r}: unknown kind; use {URL_FORMS}")
     if parts.netloc or parts.fragment:
@@ -290,6 +294,11 @@ def open_url(url: str, *, resident_bytes_max: int | None = None, disk_refuse: fl
         if resident_bytes_max is not None:
             options = replace(options, resident_bytes_max=resident_bytes_max)
         return RedisStore(options)
+    if parsed.kind == "postgresql":
+        from tickwheel.persistence.postgresql import PostgresStore
+        from tickwheel.persistence.postgresql import options_from as postgres_options_from
+
+        return PostgresStore(postgres_options_from(url))
     from tickwheel.persistence.sqlite import SqliteStore, options_from
 
     sqlite_options = replace(options_from(url, parsed.settings), disk_refuse=disk_refuse)
@@ -332,6 +341,11 @@ def shard_url(url: str, shard: int) -> str:
 
 def open_nodes(url: str, shards: int) -> NodeRegistry:
     """Return the registry of the nodes that serve the store. ``url`` can name any shard."""
+    if parse(url).kind == "postgresql":
+        from tickwheel.persistence.postgresql import options_from as postgres_options_from
+        from tickwheel.persistence.postgresql.election import PostgresNodes
+
+        return PostgresNodes(postgres_options_from(url), shards)
     from tickwheel.persistence.redis.driver import options_from
     from tickwheel.persistence.redis.store import RedisNodes
 
@@ -347,6 +361,11 @@ def open_siblings(url: str) -> Siblings | None:
         from tickwheel.persistence.redis.siblings import RedisSiblings
 
         return RedisSiblings(options_from(url))
+    if parsed.kind == "postgresql":
+        from tickwheel.persistence.postgresql import options_from as postgres_options_from
+        from tickwheel.persistence.postgresql.election import PostgresSiblings
+
+        return PostgresSiblings(postgres_options_from(url))
     path, slash, name = parsed.path.rpartition("/")
     if _DATABASE.fullmatch(name) is None:
         return None
@@ -357,7 +376,13 @@ def open_siblings(url: str) -> Siblings | None:
 
 def open_election(url: str, ttl_ms: int) -> Election | None:
     """Return the election of the store at ``url``, or None if only one daemon can open it."""
-    if parse(url).kind != "redis":
+    kind = parse(url).kind
+    if kind == "postgresql":
+        from tickwheel.persistence.postgresql import options_from as postgres_options_from
+        from tickwheel.persistence.postgresql.election import PostgresElection
+
+        return PostgresElection(postgres_options_from(url), ttl_ms)
+    if kind != "redis":
         return None
     from tickwheel.persistence.redis.driver import options_from
     from tickwheel.persistence.redis.store import RedisElection
@@ -367,6 +392,11 @@ def open_election(url: str, ttl_ms: int) -> Election | None:
 
 def open_administration(url: str) -> Administration:
     """Return what an operator can do with the shard that ``url`` names, which is on a server."""
+    if parse(url).kind == "postgresql":
+        from tickwheel.persistence.postgresql import options_from as postgres_options_from
+        from tickwheel.persistence.postgresql.opening import PostgresAdministration
+
+        return PostgresAdministration(postgres_options_from(url))
     from tickwheel.persistence.redis.driver import options_from
     from tickwheel.persistence.redis.opening import RedisAdministration
 

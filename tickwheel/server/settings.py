@@ -126,7 +126,7 @@ class Settings(BaseSettings):
     http_advertise: str | None = None
     leader_ttl_s: float = Field(default=3.0, ge=0.2, le=3_600)
     store_wait_s: float | None = Field(default=None, ge=0, le=3_600)
-    """Maximum seconds to wait at a start for a Redis that does not answer; None is unlimited."""
+    """Maximum seconds to wait at a start for a server that does not answer; None is unlimited."""
     allow_volatile_store: bool = False
     # disk space
     disk_refuse: float = Field(default=0.90, gt=0, le=1)

@@ -61,7 +61,7 @@ class TableElection:
         self.clean = True
         self.up_s = 3_600
         self.rewriting = self.lost_by = ""
-        self.is_replica = self.leased_here = False
+        self.is_replica = self.leased_here = self.is_durable = False
         self.away = False
         self.unreachable = 0
         """Number of first questions that find no server."""
@@ -99,6 +99,7 @@ class TableElection:
             self.is_replica,
             self.lost_by,
             self.leased_here,
+            self.is_durable,
         )
 
     async def acquire(self, me: Leader, instead_of: Leader | None = None) -> bool:
@@ -299,7 +300,18 @@ async def test_an_empty_store_is_initialised_after_one_lease_time(rig: LeaderRig
     assert await rig.leadership.can_lead()
 
 
-async def test_a_store_seen_with_data_is_never_initialised_again(rig: LeaderRig) -> None:
+async def test_an_empty_store_that_cannot_lose_its_data_is_initialised_at_once(
+    rig: LeaderRig,
+) -> None:
+    rig.table.incarnation, rig.table.is_durable = "", True
+    assert await rig.leadership.can_lead()
+
+
+@pytest.mark.parametrize("is_durable", [False, True])
+async def test_a_store_seen_with_data_is_never_initialised_again(
+    rig: LeaderRig, is_durable: bool
+) -> None:
+    rig.table.is_durable = is_durable
     rig.table.leader = OTHER
     assert not await rig.leadership.can_lead()
     rig.table.leader, rig.table.incarnation = None, ""

@@ -4,10 +4,10 @@ A leader is certainly the only one for the lease's time to live, minus a margin,
 last renewal, on a clock that also counts suspension. Deliveries are allowed only during that time
 (``may_deliver``). Writes to the store do not depend on the lease, because they are fenced.
 
-A daemon initializes an empty store only after the store was empty and without a leader for a whole
-time to live, and never if the daemon has seen data in it: if the owner of the data still runs, it
-writes the data back. While daemons wait for the owner, none acquires the lease, because the store
-may have lost the owner's lease as well.
+A daemon never initializes an empty store if it has seen data in it. It initializes an empty store
+that can lose its data only after the store was empty and without a leader for a whole time to live:
+if the owner of the data still runs, it writes the data back. While daemons wait for the owner, none
+acquires the lease, because the store may have lost the owner's lease as well.
 
 ``Life`` identifies a process and detects whether another process has certainly ended. Node names
 and addresses are configured, and two machines can have the same (clones, a load balancer). The
@@ -360,6 +360,8 @@ class Leadership:
             return state.clean or self._owner_had_time(state, mono_ms)
         if self._empty_since_mono_ms is None:
             self._empty_since_mono_ms = mono_ms
+        if state.is_durable and not self.incarnation:
+            return True
         if self.incarnation:
             if not self._logged_empty:
                 self._logged_empty = True

@@ -1,0 +1,245 @@
+"""Which PostgreSQL is refused at a start and why, and what an opening makes of one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from persistence.postgresql.conftest import Make
+from persistence.store_subject import OWNER
+from support.ports import free_port
+from support.postgresql import PostgresServer
+from support.store_rows import everything, tasks
+from tickwheel.persistence import open_administration
+from tickwheel.persistence.contract import (
+    Evidence,
+    Fenced,
+    StoreUnreachable,
+    StoreUnusable,
+)
+from tickwheel.persistence.postgresql import PostgresStore, options_from
+
+
+async def refused(url: str, match: str, kind: type[StoreUnusable] = StoreUnusable) -> None:
+    with pytest.raises(kind, match=match) as error:
+        await PostgresStore(options_from(url)).open(OWNER, 0)
+    assert "\n" not in error.value.message
+
+
+@pytest.fixture
+def role(shared_postgres: PostgresServer) -> Iterator[str]:
+    """A role without rights."""
+    name = f"r_{shared_postgres.new_schema()}"
+    shared_postgres.sql(f"CREATE ROLE {name} LOGIN")
+    yield name
+    shared_postgres.sql(f"DROP OWNED BY {name} CASCADE", f"DROP ROLE {name}")
+
+
+class TestUrls:
+    @pytest.mark.parametrize(
+        ("query", "match"),
+        [
+            ("?schema=Upper", "schema='Upper' must be 1 to 40 characters"),
+            ("?schema=pg_x", "not begin with a digit or pg_"),
+            ("?shard=1024", "shard must be between 0 and 1023, not 1024"),
+            ("?shards=4", "shards= is only for nodes"),
+            ("?call_ms=0", "call_ms must be at least 1"),
+            ("?call_ms=x", "call_ms='x' is not a whole number"),
+            ("?synchronous_commit=no", "is not one of on, remote_apply"),
+            ("?color=red", "unknown setting 'color'"),
+        ],
+    )
+    def test_invalid_settings_are_named(self, query: str, match: str) -> None:
+        with pytest.raises(StoreUnusable, match=match) as error:
+            options_from(f"postgresql://me:secret@host/app{query}")
+        assert "secret" not in error.value.message
+
+    def test_the_database_is_required(self) -> None:
+        with pytest.raises(StoreUnusable, match="the name of the database"):
+            options_from("postgresql://host")
+
+    def test_several_hosts_are_tried_for_the_primary(self) -> None:
+        options = options_from("postgresql://a:1,b/app?sslmode=require&schema=x")
+        assert options.address == "a:1,b:5432"
+        assert options.dsn == (
+            "postgresql://a:1,b/app?sslmode=require&target_session_attrs=primary"
+        )
+        assert "secret" not in repr(options_from("postgresql://me:secret@host/app"))
+
+
+class TestRefusals:
+    async def test_nobody_answers(self) -> None:
+        url = f"postgresql://127.0.0.1:{free_port()}/app"
+        await refused(url, "store postgresql", StoreUnreachable)
+
+    async def test_a_database_or_user_that_does_not_exist(
+        self, shared_postgres: PostgresServer
+    ) -> None:
+        await refused(shared_postgres.url(db="nowhere"), 'database "nowhere" does not exist')
+        await refused(shared_postgres.url(user="nobody"), 'role "nobody" does not exist')
+
+    async def test_a_role_without_privileges(
+        self, shared_postgres: PostgresServer, role: str
+    ) -> None:
+        schema = shared_postgres.new_schema()
+        url = shared_postgres.url(schema=schema, user=role)
+        await refused(url, f"CREATE SCHEMA {schema} AUTHORIZATION {role}")
+        shared_postgres.sql(f"CREATE SCHEMA {schema}")
+        await refused(url, f"lacks the privilege USAGE on the schema {schema}")
+        shared_postgres.sql(f"GRANT USAGE ON SCHEMA {schema} TO {role}")
+        await refused(url, f"GRANT USAGE, CREATE ON SCHEMA {schema} TO {role}")
+        shared_postgres.sql(f"GRANT CREATE ON SCHEMA {schema} TO {role}")
+        opened = PostgresStore(options_from(url))
+        assert (await opened.open(OWNER, 0)).created
+        await opened.close(clean=True)
+
+    async def test_read_only_transactions(self, shared_postgres: PostgresServer, role: str) -> None:
+        shared_postgres.sql(f"ALTER ROLE {role} SET default_transaction_read_only = on")
+        url = shared_postgres.url(user=role)
+        await refused(url, f"ALTER ROLE {role} SET default_transaction_read_only = off")
+
+    async def test_another_encoding(self, shared_postgres: PostgresServer) -> None:
+        name = shared_postgres.new_schema()
+        shared_postgres.sql(
+            f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0"
+        )
+        await refused(shared_postgres.url(db=name), f"of the database {name} must be UTF8")
+
+    async def test_another_layout_or_program(self, shared_postgres: PostgresServer) -> None:
+        schema = shared_postgres.new_schema()
+        opened = PostgresStore(options_from(shared_postgres.url(schema=schema)))
+        await opened.open(OWNER, 0)
+        await opened.close(clean=True)
+        shared_postgres.sql(f"UPDATE {schema}.layout SET format = 2")
+        await refused(shared_postgres.url(schema=schema), "has layout 2; this release reads layout")
+        theirs = shared_postgres.new_schema()
+        shared_postgres.sql(f"CREATE SCHEMA {theirs}", f"CREATE TABLE {theirs}.shard (x int)")
+        await refused(shared_postgres.url(schema=theirs), "belongs to another program")
+
+    async def test_a_server_that_can_lose_its_data(self, shared_postgres: PostgresServer) -> None:
+        url = shared_postgres.url().replace("allow_volatile_store=1&", "")
+        await refused(url, "fsync is off: a power cut can destroy it.*--allow-volatile-store")
+
+    async def test_no_connections_are_left(self, shared_postgres: PostgresServer) -> None:
+        name = f"few_{shared_postgres.new_schema()}"
+        shared_postgres.sql(f"CREATE ROLE {name} LOGIN CONNECTION LIMIT 0")
+        await refused(shared_postgres.url(user=name), "too many connections", StoreUnreachable)
+
+    async def test_settings_of_a_dba_do_not_reach_the_store(
+        self, shared_postgres: PostgresServer, make: Make, role: str
+    ) -> None:
+        """Time-outs, another isolation level, and asynchronous commits."""
+        schema = shared_postgres.new_schema()
+        shared_postgres.sql(
+            f"CREATE SCHEMA {schema} AUTHORIZATION {role}",
+            *(
+                f"ALTER ROLE {role} SET {setting}"
+                for setting in (
+                    "statement_timeout = 1", "lock_timeout = 1",
+                    "default_transaction_isolation = 'serializable'", "synchronous_commit = off",
+                )
+            ),
+        )  # fmt: skip
+        subject = make(shared_postgres.url(schema=schema, user=role))
+        await subject.open()
+        await subject.commit(everything())
+        await subject.commit(tasks(range(1_000, 6_000)))
+        assert len(await subject.ids()) > 5_000
+        assert "fsync" in subject.store.durability
+
+
+class TestEpochs:
+    async def test_a_new_owner_fences_the_former_one(
+        self, shared_postgres: PostgresServer, make: Make
+    ) -> None:
+        url = shared_postgres.url()
+        former, successor = make(url), make(url)
+        await former.open("a/1")
+        await former.commit_as("a/1", tasks([1]))
+        opened = await successor.open("b/2")
+        assert (opened.epoch, opened.last_batch, opened.clean) == (2, 1, False)
+        with pytest.raises(Fenced, match="epoch 2 of 'b/2' began"):
+            await former.commit_as("a/1", tasks([2]))
+        assert await successor.ids() == [1]
+
+    async def test_two_daemons_create_the_tables_at_once(
+        self, shared_postgres: PostgresServer, make: Make
+    ) -> None:
+        url = shared_postgres.url()
+        subjects = [make(f"{url}&shard={shard}") for shard in range(4)]
+        opened = await asyncio.gather(*(subject.open() for subject in subjects))
+        assert [one.created for one in opened] == [True] * 4
+
+    async def test_an_older_dump_is_detected(
+        self, shared_postgres: PostgresServer, make: Make
+    ) -> None:
+        subject = make(shared_postgres.url())
+        opened = await subject.open("me/mark")
+        await subject.commit_as("me/mark", tasks([1]))
+        await subject.store.close(clean=True)
+        known = Evidence("the history", opened.epoch, "mark", batch=5)
+        with pytest.raises(StoreUnusable, match=r"older or another store.*batch 1,.*batch 5"):
+            await subject.store.open("me/next", 1, evidence=[known])
+        lost = Evidence("the history", 1, "mark")
+        empty = make(shared_postgres.url())
+        with pytest.raises(StoreUnusable, match=r"is empty, but the history has reached epoch 1"):
+            await empty.store.open("me/next", 1, evidence=[lost])
+
+
+class TestAdministration:
+    async def test_init_replaces_a_shard_that_nobody_leads(
+        self, shared_postgres: PostgresServer, make: Make
+    ) -> None:
+        url = shared_postgres.url()
+        administration = open_administration(url)
+        found = await administration.look()
+        assert (found.exists, found.state) == (False, "empty")
+        subject = make(url)
+        await subject.open()
+        await subject.commit(everything())
+        found = await administration.look()
+        assert found.counts["tasks"] == len(everything().enqueued)
+        assert found.counts["dead"] == len(everything().dead)
+        await administration.lay_out(found, 1, watch_s=0, is_branch=True)
+        with pytest.raises(Fenced, match="initialized again"):
+            await subject.commit(tasks([1]))
+        with pytest.raises(StoreUnusable, match="has changed since it was read"):
+            await administration.lay_out(found, 1, watch_s=0)
+        again = make(url)
+        opened = await again.open("next/one")
+        assert (opened.is_branch, opened.last_batch, await again.ids()) == (True, 0, [])
+
+    async def test_init_is_refused_while_a_daemon_leads(
+        self, shared_postgres: PostgresServer
+    ) -> None:
+        url = shared_postgres.url()
+        administration = open_administration(url)
+        found = await administration.look()
+        shared_postgres.sql(
+            f"INSERT INTO {options_from(url).schema}.lease VALUES"
+            " (0, 'me/1', 'host:1', 0, 1, '', '', now() + interval '1 minute', '')"
+        )
+        with pytest.raises(StoreUnusable, match="me/1 at host:1 leads shard 0"):
+            await administration.lay_out(found, 1, watch_s=0)
+        with pytest.raises(StoreUnusable, match="me/1 at host:1 leads shard 0"):
+            await administration.begin_branch(watch_s=0)
+
+
+def test_durability_states_what_each_setting_promises() -> None:
+    from tickwheel.persistence.postgresql.opening import durability
+
+    facts = {
+        "synchronous_commit": "on", "standbys": "", "fsync": "on", "full_page_writes": "on",
+    }  # fmt: skip
+    assert "survives a power cut" in durability(facts)
+    assert "promoted can lack the newest tasks" in durability(facts)
+    named = facts | {"standbys": "ANY 1 (a, b)"}
+    assert "synchronous standbys (ANY 1 (a, b)) have it on their disks" in durability(named)
+    assert "power cut of theirs can lose it" in durability(
+        named | {"synchronous_commit": "remote_write"}
+    )
+    assert "promoted can lack" in durability(named | {"synchronous_commit": "local"})
+    assert "last second" in durability(named | {"synchronous_commit": "off"})
+    assert "can destroy" in durability(facts | {"fsync": "off"})

@@ -1,0 +1,217 @@
+"""Ended tasks leave the database with their tables, and no table has dead rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from persistence.postgresql.conftest import Make, store
+from persistence.postgresql.test_postgresql_faults import session
+from persistence.store_subject import OWNER, Subject
+from support.postgresql import PostgresServer
+from support.store_rows import GROUPS, ended, in_flight, tasks
+from support.waiting import comes
+from tickwheel.model.kinds import GROUP, Effects, keyed
+from tickwheel.model.records import DeadRow, GroupRow, TaskRow
+from tickwheel.persistence.memory import MemoryStore
+
+
+@pytest.fixture(autouse=True)
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the test lets tasks leave."""
+    monkeypatch.setattr("tickwheel.persistence.postgresql.upkeep.EVERY_S", 3_600.0)
+
+
+def tables(subject: Subject, server: PostgresServer, kind: str) -> list[str]:
+    schema = store(subject).options.schema
+    return [
+        row["relname"]
+        for row in server.sql(
+            f"SELECT relname FROM pg_class WHERE relnamespace = '{schema}'::regnamespace"
+            f" AND relkind = 'r' AND relname LIKE '{kind}\\_%' ORDER BY relname"
+        )
+    ]
+
+
+async def step(subject: Subject, times: int = 1) -> None:
+    for _ in range(times):
+        await store(subject)._upkeep.step()
+
+
+async def test_parts_leave_with_their_last_task(
+    subject: Subject, shared_postgres: PostgresServer
+) -> None:
+    for first in range(1, 1_001, 100):
+        ids = range(first, first + 100)
+        await subject.commit(tasks(ids))
+        await subject.commit(ended(ids))
+        await step(subject)
+    assert len(tables(subject, shared_postgres, "task")) <= 2
+    assert len(tables(subject, shared_postgres, "note")) <= 2
+    assert await subject.ids() == []
+    await subject.reopen()
+    assert [task_id for task_id, _ in (await subject.small()).outcomes] == list(range(1, 1_001))
+
+
+async def test_what_counts_is_copied(subject: Subject, shared_postgres: PostgresServer) -> None:
+    truth = Subject(MemoryStore())
+    await truth.open()
+    changed = TaskRow(7, 9_000, "t", b"changed")
+    dead = DeadRow(8, "g", "t", 5, 3, "why")
+    batches = [
+        tasks(range(1, 301)),
+        Effects(updated={7: changed}, progress={(9, "a"): in_flight(9, "a")}),
+        Effects(dead={(8, "g"): dead, (10, "g"): DeadRow(10, "g", "t", 5, 3, "")}),
+        Effects(progress={(9, "a"): in_flight(9, "a", 2), (9, "b"): in_flight(9, "b")}),
+        Effects(dead={(10, "g"): None}, progress={(9, "b"): None}),
+        ended([*range(1, 7), *range(11, 290)]),
+        tasks([400]),
+    ]
+    for effects in batches:
+        await truth.commit(effects)
+        await subject.commit(effects)
+        await step(subject, 2)
+    assert len(tables(subject, shared_postgres, "task")) <= 3
+    for restart in (False, True):
+        if restart:
+            await subject.reopen(clean=False)
+        everything = await truth.store.scan(-1, 1_000, None)
+        assert len(everything) == 16
+        assert await subject.store.scan(-1, 1_000, None) == everything
+        assert await subject.store.scan_back(2**64, 1_000, None) == everything[::-1]
+        assert await subject.store.scan_dead((0, ""), 9, None, None) == [dead]
+        assert (await subject.small()).progress == [in_flight(9, "a", 2)]
+
+
+async def test_batches_during_a_copy_are_in_it(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await subject.commit(tasks(range(1, 301)))
+    await step(subject)
+    await subject.commit(ended(range(1, 200)))
+    upkeep = store(subject)._upkeep
+    count = upkeep._filling
+    later = [
+        ended([200, 201]),
+        Effects(updated={202: TaskRow(202, 5, "t", b"late")}),
+        Effects(progress={(203, "a"): in_flight(203, "a")}),
+    ]
+
+    async def meanwhile(number: int) -> object:
+        """After the copy was made, and before it is used."""
+        while later:
+            await subject.commit(later.pop(0))
+        return await count(number)
+
+    monkeypatch.setattr(upkeep, "_filling", meanwhile)
+    former = store(subject)._writer.parts
+    await step(subject)
+    assert store(subject)._writer.parts.numbers[0] != former.numbers[0]
+    assert not later
+    assert await subject.ids() == list(range(202, 301))
+    found = await subject.store.read([202, 203])
+    assert found[202].row.body == b"late"
+    assert found[203].progress == (in_flight(203, "a"),)
+    await subject.commit(ended(range(202, 301)))
+    assert await subject.ids() == []
+
+
+async def test_no_table_has_dead_rows(subject: Subject, shared_postgres: PostgresServer) -> None:
+    schema = store(subject).options.schema
+    async with session(shared_postgres, schema) as other:
+        async with other.transaction(isolation="repeatable_read"):
+            await other.fetchval("SELECT count(*) FROM layout")
+            for first in range(1, 1_001, 100):
+                ids = range(first, first + 100)
+                await subject.commit(tasks(ids))
+                await subject.commit(Effects(progress={(i, "g"): in_flight(i, "g") for i in ids}))
+                group = GroupRow("t", "g", first)
+                await subject.commit(Effects(records=keyed(GROUP, [group])))
+                await subject.commit(ended(ids))
+                await step(subject)
+        await subject.store.close(clean=True)
+
+        async def stats() -> list[tuple[str, int, int, int]]:
+            rows = await other.fetch(
+                "SELECT relname, n_dead_tup, n_tup_upd, n_tup_del FROM pg_stat_user_tables"
+                f" WHERE schemaname = '{schema}' AND n_tup_ins > 0"
+                " AND relname ~ '^(task|note|journal|record)_'"
+            )
+            return [tuple(row) for row in rows]
+
+        async def is_there() -> bool:
+            return bool(await stats())
+
+        await comes(is_there)
+        assert {
+            counts for _, *counts in map(tuple, await stats()) for counts in [tuple(counts)]
+        } == {(0, 0, 0)}
+        assert len(tables(subject, shared_postgres, "task")) <= 2, "though it was open all the time"
+
+
+async def test_a_table_that_somebody_reads_leaves_later(
+    subject: Subject, shared_postgres: PostgresServer
+) -> None:
+    await subject.commit(tasks(range(1, 101)))
+    first = f"task_0_{store(subject)._writer.parts.numbers[0]}"
+    async with session(shared_postgres, store(subject).options.schema) as other:
+        async with other.transaction():
+            await other.fetchval(f"SELECT count(*) FROM {first}")
+            await subject.commit(ended(range(1, 101)))
+            await step(subject, 2)
+            assert first in tables(subject, shared_postgres, "task")
+            assert await subject.ids() == []
+            assert await subject.commit(tasks([200])) is True
+        await step(subject)
+    assert first not in tables(subject, shared_postgres, "task")
+
+
+async def test_generations_keep_records_and_outcomes(
+    subject: Subject, shared_postgres: PostgresServer
+) -> None:
+    await subject.commit(Effects(records=keyed(GROUP, GROUPS)))
+    await subject.commit(ended([5]))
+    for number in range(1, 200):
+        await subject.commit(Effects(records=keyed(GROUP, [GroupRow("t", "g", number)])))
+        if number % 20 == 0:
+            await step(subject)
+    assert len(tables(subject, shared_postgres, "journal")) == 1
+    schema = store(subject).options.schema
+    (name,) = tables(subject, shared_postgres, "record")
+    assert shared_postgres.sql(f"SELECT count(*) FROM {schema}.{name}")[0][0] < 100
+    opened = await subject.reopen()
+    assert opened.last_batch == 201
+    small = await subject.small()
+    assert sorted(small.of_kind(GROUP)) == sorted([*GROUPS, GroupRow("t", "g", 199)])
+    assert [task_id for task_id, _ in small.outcomes] == [5]
+
+
+async def test_tables_of_an_interrupted_copy_are_dropped_at_the_next_start(
+    subject: Subject, shared_postgres: PostgresServer, make: Make
+) -> None:
+    schema = store(subject).options.schema
+    number = shared_postgres.sql(f"SELECT nextval('{schema}.part_number')")[0][0]
+    shared_postgres.sql(
+        f"CREATE TABLE {schema}.task_0_{number} (x int)",
+        f"CREATE TABLE {schema}.task_1_{number} (x int)",
+        f"CREATE TABLE {schema}.task_0_{number + 99} (x int)",
+    )
+    await subject.reopen(clean=False)
+    await comes(lambda: f"task_0_{number}" not in tables(subject, shared_postgres, "task"))
+    left = tables(subject, shared_postgres, "task")
+    assert f"task_1_{number}" in left, "another shard's"
+    assert f"task_0_{number + 99}" in left, "a successor's"
+
+
+async def test_a_deposed_daemon_changes_no_table(
+    subject: Subject, shared_postgres: PostgresServer, make: Make
+) -> None:
+    await subject.commit(tasks(range(1, 101)))
+    await subject.commit(ended(range(1, 90)))
+    successor = make(shared_postgres.url("part_rows=100", schema=store(subject).options.schema))
+    await successor.open("next/1")
+    with pytest.raises(Exception, match="epoch 2 of 'next/1' began"):
+        await step(subject)
+    assert await successor.ids() == list(range(90, 101))
+    await successor.commit_as("next/1", ended(range(90, 101)))
+    assert await successor.ids() == []
+    assert OWNER != "next/1"

@@ -1,0 +1,388 @@
+"""One connection to PostgreSQL, and the options of the store, which a URL sets.
+
+``Link`` connects on demand and classifies errors by the only question that matters to a commit: can
+the statement have been executed? ``NotConnected``: it was not sent. ``ServerError``: PostgreSQL has
+answered that it rolled it back. ``NoReply``: unknown. A link has no retries and no pool.
+
+A call that lasts too long ends by closing the socket, never by a cancel request: PostgreSQL answers
+a cancelled wait for a synchronous standby with success.
+
+Settings that a DBA can give a role or a database (time-outs, the isolation level, the schema) are
+startup parameters, so that every session has ours. A pooler that drops startup parameters, such as
+PgBouncer, is refused: its sessions would have the DBA's settings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from tickwheel.errors import module_needs_extra
+from tickwheel.model.values import SHARD_BITS
+from tickwheel.persistence.contract import StoreError, StoreUnreachable, StoreUnusable
+
+with module_needs_extra("a store in PostgreSQL", "postgresql"):
+    import asyncpg
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+
+PORT: Final = 5432
+LIBPQ = ("sslmode", "sslrootcert", "sslcert", "sslkey", "passfile", "target_session_attrs")
+"""Settings in a URL that have the names and the meaning of libpq's."""
+SYNCHRONOUS_COMMIT = ("on", "remote_apply", "remote_write", "local", "off")
+NEVER_ZERO = ("connect_ms", "call_ms", "endings_max", "part_rows")
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,39}")
+"""Names that need no quotes. PostgreSQL reserves names that begin with ``pg_``."""
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresOptions:
+    """Options of the PostgreSQL store, also as a URL query: ``postgresql://host/db?schema=t``."""
+
+    dsn: str = field(repr=False)
+    """The URL with only its host, database, user, password and settings of ``LIBPQ``."""
+    name: str
+    """The URL without secrets and settings, for messages."""
+    address: str
+    """The addresses in the URL, ``HOST:PORT,…``."""
+    schema: str = "tickwheel"
+    shard: int = 0
+    synchronous_commit: str = "on"
+    """The setting of the store's sessions: after which writes a batch is confirmed."""
+    allow_volatile_store: bool = False
+    """Whether to accept a PostgreSQL that can lose confirmed tasks in a power cut."""
+    connect_ms: int = 2_000
+    """Maximum milliseconds to connect."""
+    call_ms: int = 5_000
+    """Maximum milliseconds to wait for an answer."""
+    endings_max: int = 100_000
+    """Number of finished tasks whose outcomes are kept."""
+    part_rows: int = 50_000
+    """Number of tasks after which a part of the tasks is complete. All ended tasks leave with their
+    part."""
+
+
+_IN_QUERY = {
+    item.name: item.type
+    for item in fields(PostgresOptions)
+    if item.name not in ("dsn", "name", "address")
+}
+
+
+def options_from(url: str) -> PostgresOptions:
+    """Return the options in a URL. Raise StoreUnusable, without the password in its message."""
+    parts = urlsplit(url)
+    hosts = parts.netloc.rpartition("@")[2]
+    name = f"postgresql://{hosts}{parts.path}"
+    settings: dict[str, Any] = {}
+    libpq: dict[str, str] = {}
+    for key, text in parse_qsl(parts.query, keep_blank_values=True):
+        if key in LIBPQ:
+            libpq[key] = text
+        else:
+            settings[key] = _setting(key, text, name)
+    if not parts.path.strip("/"):
+        raise _wrong(name, "the path must be the name of the database, for example /app")
+    for key in NEVER_ZERO:
+        if settings.get(key) == 0:
+            raise _wrong(name, f"{key} must be at least 1")
+    level = settings.get("synchronous_commit", "on")
+    if level not in SYNCHRONOUS_COMMIT:
+        raise _wrong(
+            name, f"synchronous_commit={level!r} is not one of {', '.join(SYNCHRONOUS_COMMIT)}"
+        )
+    schema = settings.get("schema", "tickwheel")
+    if not _SCHEMA.fullmatch(schema) or schema.startswith("pg_"):
+        raise _wrong(
+            name, f"schema={schema!r} must be 1 to 40 characters from a-z 0-9 _, and not begin"
+            " with a digit or pg_",
+        )  # fmt: skip
+    if settings.get("shard", 0) >> SHARD_BITS:
+        raise _wrong(
+            name, f"shard must be between 0 and {(1 << SHARD_BITS) - 1}, not {settings['shard']}"
+        )
+    if "," in hosts:
+        libpq.setdefault("target_session_attrs", "primary")
+    addresses = [_address(host, name) for host in hosts.split(",")]
+    dsn = parts._replace(scheme="postgresql", query=urlencode(libpq), fragment="").geturl()
+    return PostgresOptions(dsn=dsn, name=name, address=",".join(addresses), **settings)
+
+
+def _address(text: str, name: str) -> str:
+    parts = urlsplit(f"//{text}")
+    try:
+        host, port = parts.hostname or "127.0.0.1", parts.port or PORT
+    except ValueError:
+        raise _wrong(name, f"the port of {text!r} must be a number between 1 and 65535") from None
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _setting(key: str, text: str, name: str) -> Any:
+    type_ = _IN_QUERY.get(key)
+    if key == "shards":
+        raise _wrong(
+            name,
+            "shards= is only for nodes (`tickwheel serve`); name one of its shards with shard=",
+        )
+    if type_ is None:
+        known = ", ".join(sorted((*_IN_QUERY, *LIBPQ)))
+        raise _wrong(name, f"unknown setting {key!r}; use {known}")
+    if type_ == "str":
+        return text
+    if not text.isdecimal():
+        raise _wrong(name, f"{key}={text!r} is not a whole number")
+    return bool(int(text)) if type_ == "bool" else int(text)
+
+
+def _wrong(name: str, objection: str) -> StoreUnusable:
+    return StoreUnusable(f"store {name!r}: {objection}")
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+MISSING_TABLE, DISK_FULL = "42P01", "53100"
+REFUSING = (
+    "25006",  # the server is or became a standby, or the role's transactions are read-only
+    "42501",  # a privilege was revoked
+    "40001", "40P01", "55P03", "57014",  # a conflict, a lock or a time-out of somebody else
+    "53000", "53100", "53200", "53400",  # no memory, no disk
+)  # fmt: skip
+"""Errors that another attempt can outlive. PostgreSQL has rolled the statement back."""
+_GONE = ("08", "57P")
+"""Classes of errors after which the connection is closed, whatever the statement did."""
+_IDENTITY = ("28000", "28P01", "3D000")
+"""Errors of the user, the password or the name of the database."""
+
+
+class NotConnected(StoreError):
+    """There is no connection, and nothing was sent."""
+
+
+class NoReply(StoreError):
+    """A statement was sent, but no answer was received."""
+
+    def __init__(self, message: str, *, silent: bool = False) -> None:
+        super().__init__(message)
+        self.silent = silent
+        """Whether the call timed out on a connection that was not broken."""
+
+
+class ServerError(StoreError):
+    """PostgreSQL has rolled the statement back; ``state`` is its SQLSTATE."""
+
+    def __init__(self, state: str, text: str) -> None:
+        super().__init__(f"{text} (SQLSTATE {state})")
+        self.state = state
+
+
+def is_table_dropped(error: Exception) -> bool:
+    return isinstance(error, ServerError) and error.state == MISSING_TABLE
+
+
+# --- the connection ------------------------------------------------------------------------------
+
+_SETTINGS = {
+    "application_name": "tickwheel",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_deferrable": "off",
+    "max_parallel_workers_per_gather": "0",
+    "jit": "off",
+}
+_SESSION = """
+SELECT current_setting('search_path'),
+    CASE WHEN current_setting('server_version_num')::int >= 170000
+        THEN set_config('transaction_timeout', '0', false) END
+"""
+"""Reads a startup parameter, and sets what older releases do not have."""
+LOOKUPS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
+"""For sessions that find rows by index: PostgreSQL has no statistics of a table that is new."""
+_POOLED = (
+    "it is reached through a pooler (PgBouncer?) that does not pass startup parameters on, so that"
+    " the store's sessions would have foreign settings; name PostgreSQL itself"
+)
+
+
+class Link:
+    """A connection that is opened again when it is needed. It has one caller at a time."""
+
+    def __init__(self, options: PostgresOptions, planner: Mapping[str, str] | None = None) -> None:
+        """``planner``: further settings of the session, such as ``LOOKUPS``."""
+        self._options = options
+        self._settings = {
+            **_SETTINGS,
+            "search_path": options.schema,
+            "synchronous_commit": options.synchronous_commit,
+            **(planner or {}),
+        }
+        self._connection: Any = None
+        self._is_in_transaction = False
+        self.connections = 0
+        """Number of connections made so far."""
+
+    @property
+    def connected(self) -> bool:
+        return self._connection is not None and not self._connection.is_closed()
+
+    async def ready(self) -> Any:
+        """Return the open connection. Raise NotConnected, NoReply or StoreUnusable."""
+        if self.connected:
+            return self._connection
+        options = self._options
+        if self._is_in_transaction:
+            raise NoReply(f"{options.name}: the connection broke in a transaction")
+        try:
+            connection = await asyncpg.connect(
+                options.dsn, timeout=options.connect_ms / 1000, server_settings=self._settings
+            )
+        except asyncpg.PostgresError as error:
+            raise _connect_error(options, error) from error
+        except (OSError, ValueError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+            reason = str(error) or f"no answer within {options.connect_ms} ms (connect_ms)"
+            raise NotConnected(f"{options.name}: {reason}") from error
+        self._connection = connection
+        self.connections += 1
+        ((path, _),) = await self.fetch(_SESSION)
+        if path != options.schema:
+            await self.close()
+            raise StoreUnusable(f"store {options.name}: {_POOLED}")
+        return connection
+
+    async def fetch(
+        self, statement: str, *args: object, timeout_ms: int | None = None
+    ) -> Sequence[Any]:
+        """Return the rows of a statement. Raise NotConnected, NoReply or ServerError."""
+        rows: Sequence[Any]
+        rows = await self._call(lambda link: link.fetch(statement, *args), timeout_ms)
+        return rows
+
+    async def execute(self, script: str, timeout_ms: int | None = None) -> None:
+        """Execute statements without arguments as one transaction. Raise as ``fetch``."""
+        await self._call(lambda link: link.execute(script), timeout_ms)
+
+    async def _call(self, call: Callable[[Any], Awaitable[Any]], timeout_ms: int | None) -> Any:
+        connection = await self.ready()
+        limit_ms = self._options.call_ms if timeout_ms is None else timeout_ms
+        expired = False
+
+        def expire() -> None:
+            nonlocal expired
+            expired = True
+            connection.terminate()
+
+        loop, name = asyncio.get_running_loop(), self._options.name
+        timer = loop.call_later(limit_ms / 1000, expire)
+        calling = loop.create_task(_coroutine(call(connection)))
+        try:
+            return await asyncio.shield(calling)
+        except asyncio.CancelledError:
+            # A cancelled call of asyncpg would send a cancel request.
+            connection.terminate()
+            await asyncio.gather(calling, return_exceptions=True)
+            raise
+        except asyncpg.PostgresError as error:
+            if expired:
+                raise NoReply(f"{name}: no answer within {limit_ms} ms", silent=True) from error
+            state = error.sqlstate or ""
+            if connection.is_closed() or state.startswith(_GONE):
+                connection.terminate()
+                raise NoReply(f"{name}: {_text(error)}") from error
+            raise ServerError(state, f"{name}: {_text(error)}") from error
+        except (OSError, asyncpg.InternalClientError) as error:
+            connection.terminate()
+            raise NoReply(f"{name}: the connection broke: {error}", silent=expired) from error
+        except asyncpg.InterfaceError as error:
+            if isinstance(error, ValueError):  # an argument that PostgreSQL cannot store is a bug
+                raise
+            connection.terminate()
+            raise NoReply(f"{name}: the connection broke: {error}", silent=expired) from error
+        finally:
+            timer.cancel()
+
+    @asynccontextmanager
+    async def transaction(self, mode: str = "") -> AsyncIterator[None]:
+        """Begin a transaction with this mode, such as ``SNAPSHOT``. Roll it back if the block ends
+        with an error."""
+        await self.execute(f"BEGIN {mode}")
+        self._is_in_transaction = True
+        try:
+            yield
+            await self.execute("COMMIT")
+        except Exception:
+            with suppress(NoReply, ServerError):
+                await self.execute("ROLLBACK")
+            raise
+        except BaseException:
+            self.drop()
+            raise
+        finally:
+            self._is_in_transaction = False
+
+    @asynccontextmanager
+    async def cursor(self, statement: str, *args: object) -> AsyncIterator[Callable[[int], Any]]:
+        """Yield a function that returns the next rows. Call this inside a transaction."""
+        cursor = await self._call(lambda link: link.cursor(statement, *args), None)
+
+        async def following(count: int) -> Sequence[Any]:
+            rows: Sequence[Any] = await self._call(lambda link: cursor.fetch(count), LONG_CALL_MS)
+            return rows
+
+        yield following
+
+    def drop(self) -> None:
+        """Close the connection at once."""
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+
+    async def close(self) -> None:
+        """Close the connection in good order. Can be repeated."""
+        connection, self._connection = self._connection, None
+        if connection is None or connection.is_closed():
+            return
+        try:
+            await connection.close(timeout=CLOSE_S)
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            connection.terminate()
+
+
+async def _coroutine(call: Awaitable[Any]) -> Any:
+    return await call
+
+
+SNAPSHOT = "ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+CLOSE_S = 1.0
+LONG_CALL_MS = 600_000
+"""Maximum milliseconds of a statement that reads or copies whole tables."""
+
+
+def _text(error: Any) -> str:
+    """Return the text of an error in one line, without its hint."""
+    detail = f" ({error.detail})" if error.detail else ""
+    return f"{error.args[0]}{detail}".replace("\n", " ")
+
+
+def _connect_error(options: PostgresOptions, error: Any) -> StoreError:
+    state, text = error.sqlstate or "", _text(error)
+    if "startup parameter" in text:
+        return StoreUnusable(f"store {options.name}: {_POOLED}: {text}")
+    if state in _IDENTITY:
+        return StoreUnusable(f"store {options.name}: {text}; check the store's URL and pg_hba.conf")
+    return NotConnected(f"{options.name}: {text}")
+
+
+def unreachable(options: PostgresOptions, error: StoreError) -> StoreUnreachable:
+    text = error.message.removeprefix(f"{options.name}: ")
+    return StoreUnreachable(f"store {options.name}: {text}")
+
+
+def unusable(options: PostgresOptions, reason: str) -> StoreUnusable:
+    return StoreUnusable(f"store {options.name}: {reason.removeprefix(f'{options.name}: ')}")

@@ -1,0 +1,492 @@
+"""Opens a shard: checks the server and the user's privileges, creates the tables, and begins an
+epoch. A server on which the store could not work, or would lose tasks silently, is refused with a
+message that says what to change.
+
+``Administration`` is what operators do while no daemon leads the shard: ``tickwheel init``, and the
+begin and end of a restore. Unlike Redis, PostgreSQL cannot lose its data and go on, so an empty
+schema has no owner that could write data back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import asynccontextmanager, suppress
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+
+from tickwheel.persistence.contract import (
+    LEADER_WATCH_S,
+    Opened,
+    StoredShard,
+    StoreError,
+    StoreUnusable,
+)
+from tickwheel.persistence.identity import (
+    NEW,
+    EpochRecord,
+    StoreIdentity,
+    begin,
+    mark_of,
+    past_text,
+    read_past,
+    restored,
+)
+from tickwheel.persistence.postgresql.driver import (
+    Link,
+    NoReply,
+    NotConnected,
+    PostgresOptions,
+    ServerError,
+    is_table_dropped,
+    unreachable,
+    unusable,
+)
+from tickwheel.persistence.postgresql.layout import (
+    DEAD,
+    LAYOUT,
+    PARTS,
+    Parts,
+    count_statement,
+    drop_generation,
+    drop_part,
+    generation_tables,
+    notes_statement,
+    part_tables,
+    records_statement,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from tickwheel.persistence.contract import Evidence
+
+VERSION_MIN: Final = 14
+SCHEMA = files(__package__).joinpath("sql/schema.sql").read_text("utf-8")
+DDL_LOCK: Final = 0x7469636B
+"""Key of the advisory lock under which tables are created."""
+NO_BATCH: Final = 1 << 62
+"""Stands for the last batch of every earlier epoch, so that batches are not compared: a machine
+that knows of batches that a failover has lost could never lead again."""
+_FACTS = """
+SELECT current_setting('server_version_num')::int / 10000 AS version,
+    pg_is_in_recovery() AS is_standby,
+    current_setting('server_encoding') AS encoding,
+    current_setting('default_transaction_read_only') AS read_only,
+    current_setting('fsync') AS fsync,
+    current_setting('full_page_writes') AS full_page_writes,
+    current_setting('synchronous_commit') AS synchronous_commit,
+    current_setting('synchronous_standby_names') AS standbys,
+    current_user AS role, current_database() AS database,
+    to_regnamespace($1) IS NOT NULL AS has_schema,
+    has_database_privilege(current_database(), 'CREATE') AS may_create_schema,
+    coalesce(has_schema_privilege(to_regnamespace($1)::oid, 'USAGE'), false) AS may_use,
+    coalesce(has_schema_privilege(to_regnamespace($1)::oid, 'CREATE'), false) AS may_create,
+    EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace($1) AND relname = 'layout')
+        AS has_layout,
+    EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace($1) AND relname = 'shard')
+        AS has_shards
+"""
+
+
+async def inspect(link: Link, options: PostgresOptions) -> str:
+    """Check the server, and create the schema and the tables that all shards share. Return
+    ``Store.durability``. Raise StoreUnusable, which says what to change, or StoreUnreachable."""
+    try:
+        (facts,) = await link.fetch(_FACTS, options.schema)
+        objection = _objection(facts, options)
+        if objection:
+            raise unusable(options, objection)
+        if not facts["has_layout"]:
+            if facts["has_shards"]:
+                raise unusable(
+                    options,
+                    f"the schema {options.schema} belongs to another program: it has a table"
+                    " shard, but no table layout; choose another ?schema=",
+                )
+            await _create(link, options, has_schema=facts["has_schema"])
+        (row,) = await link.fetch("SELECT max(format) AS format FROM layout")
+        if row["format"] != LAYOUT:
+            raise unusable(
+                options,
+                f"the schema {options.schema} has layout {row['format']}; this release reads"
+                f" layout {LAYOUT}: use the release that wrote it",
+            )
+    except (NotConnected, NoReply) as error:
+        raise unreachable(options, error) from error
+    except ServerError as error:
+        raise unusable(options, error.message) from error
+    return durability(facts)
+
+
+def _objection(facts: Any, options: PostgresOptions) -> str:
+    """Return why this server must not be used, or an empty text."""
+    schema, role, database = options.schema, facts["role"], facts["database"]
+    if facts["version"] < VERSION_MIN:
+        return f"its version must be at least {VERSION_MIN}, not {facts['version']}"
+    if facts["is_standby"]:
+        return "it is a standby, which accepts no writes; name the primary"
+    if facts["encoding"] != "UTF8":
+        return (
+            f"the encoding of the database {database} must be UTF8, not {facts['encoding']};"
+            " CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
+        )
+    if facts["read_only"] == "on":
+        return (
+            f"default_transaction_read_only is on for the role {role};"
+            f" ALTER ROLE {role} SET default_transaction_read_only = off"
+        )
+    if not facts["has_schema"] and not facts["may_create_schema"]:
+        return (
+            f"the schema {schema} does not exist, and the role {role} may not create it;"
+            f" CREATE SCHEMA {schema} AUTHORIZATION {role}"
+        )
+    if facts["has_schema"] and not (facts["may_use"] and facts["may_create"]):
+        missing = "USAGE" if not facts["may_use"] else "CREATE"
+        return (
+            f"the role {role} lacks the privilege {missing} on the schema {schema};"
+            f" GRANT USAGE, CREATE ON SCHEMA {schema} TO {role}"
+        )
+    if options.allow_volatile_store:
+        return ""
+    insist = ", or insist with --allow-volatile-store (or ?allow_volatile_store=1 in the URL)"
+    for name in ("fsync", "full_page_writes"):
+        if facts[name] != "on":
+            return f"{name} is {facts[name]}: a power cut can destroy it; set {name} = on{insist}"
+    if facts["synchronous_commit"] == "off":
+        return (
+            "synchronous_commit=off in the store's URL confirms tasks that are not on the disk;"
+            f" remove it{insist}"
+        )
+    return ""
+
+
+async def _create(link: Link, options: PostgresOptions, *, has_schema: bool) -> None:
+    """Create the tables that all shards share, unless another daemon does so at the moment."""
+    schema = "" if has_schema else f"CREATE SCHEMA IF NOT EXISTS {options.schema};"
+    await link.execute(f"SELECT pg_advisory_xact_lock({DDL_LOCK}); {schema} {SCHEMA}")
+
+
+_POWER = "a power cut of PostgreSQL's machine"
+_STANDBYS = {
+    "on": "have it on their disks",
+    "remote_apply": "have it on their disks and show it to readers",
+    "remote_write": "have received it, but a power cut of theirs can lose it",
+}
+
+
+def durability(facts: Any) -> str:
+    """See ``Store.durability``."""
+    level, names = facts["synchronous_commit"], facts["standbys"]
+    if facts["fsync"] != "on" or facts["full_page_writes"] != "on":
+        return f"fsync or full_page_writes is off: {_POWER} can destroy the database"
+    if level == "off":
+        return (
+            f"synchronous_commit off: {_POWER}, or a crash of PostgreSQL, can lose the tasks"
+            " confirmed in the last second"
+        )
+    text = f"synchronous_commit {level}: a confirmed task survives {_POWER}"
+    if level == "local" or not names:
+        reason = "synchronous_standby_names is empty" if not names else "synchronous_commit local"
+        return f"{text}; a standby that is promoted can lack the newest tasks ({reason})"
+    return f"{text}, and the synchronous standbys ({names}) {_STANDBYS[level]}"
+
+
+# --- epochs --------------------------------------------------------------------------------------
+
+_SHARD = "SELECT * FROM shard WHERE number = $1"
+_NEW_SHARD = (
+    "INSERT INTO shard (number, incarnation, epoch, owner, link, clean, opened_ms, past, branch,"
+    " generation) VALUES ($1, $2, $3, $4, 1, $5, $6, '', $7, $8) ON CONFLICT DO NOTHING"
+    " RETURNING number"
+)
+_BEGIN = (
+    "UPDATE shard SET epoch = greatest(epoch + 1, $2), owner = $3, link = link + 1, clean = false,"
+    " opened_ms = $4, past = $5, branch = '' WHERE number = $1 AND epoch = $6 AND incarnation = $7"
+    " RETURNING epoch, generation"
+)
+_LAST = (
+    "SELECT coalesce(max(batch), 0) AS last, coalesce(max(id_mark), 0) AS id_mark,"
+    " coalesce((array_agg(position_ms ORDER BY batch DESC))[1], 0) AS position_ms FROM journal_{}"
+)
+
+
+async def begin_epoch(
+    link: Link,
+    options: PostgresOptions,
+    owner: str,
+    now_ms: int,
+    may_create: bool,
+    epoch_min: int,
+    evidence: Sequence[Evidence],
+) -> Opened:
+    """Begin an epoch; create the shard if it is absent. Raise StoreUnusable, NotConnected, NoReply
+    or ServerError."""
+    name, shard = _shard_name(options), options.shard
+    found = await link.fetch(_SHARD, shard)
+    if not found:
+        begun = begin(name, None, evidence, epoch_min)
+        if not may_create:
+            raise StoreUnusable(f"{name} is empty, and another daemon had data in it")
+        incarnation = secrets.token_hex(8)
+        if not await create_shard(link, options, incarnation, begun.epoch, owner, now_ms):
+            raise NoReply(f"{name}: another daemon has just created it")
+        return Opened(
+            begun.epoch, 0, 0, 0, clean=True, created=True, mark=mark_of(owner),
+            incarnation=incarnation,
+        )  # fmt: skip
+    stored = found[0]
+    (marks,) = await link.fetch(_LAST.format(f"{shard}_{stored['generation']}"))
+    last = EpochRecord(stored["epoch"], mark_of(stored["owner"]), marks["last"])
+    identity = StoreIdentity(
+        last, stored["incarnation"], read_past(stored["past"]), stored["branch"]
+    )
+    begun = begin(name, identity, evidence, epoch_min)
+    past = past_text([began._replace(batch=NO_BATCH) for began in begun.past])
+    rows = await link.fetch(
+        _BEGIN, shard, begun.epoch, owner, now_ms, past, last.epoch, identity.incarnation
+    )
+    if not rows:
+        raise NoReply(f"{name}: another daemon has just opened it")
+    # The row was locked: batches of the previous owner have ended, or will find another epoch.
+    (marks,) = await link.fetch(_LAST.format(f"{shard}_{rows[0]['generation']}"))
+    return Opened(
+        epoch=rows[0]["epoch"],
+        last_batch=marks["last"],
+        id_mark=marks["id_mark"],
+        position_ms=marks["position_ms"],
+        clean=stored["clean"],
+        created=False,
+        mark=mark_of(owner),
+        incarnation=identity.incarnation,
+        after=begun.after,
+        is_branch=begun.is_branch,
+        is_behind=begun.is_behind,
+    )
+
+
+async def create_shard(
+    link: Link, options: PostgresOptions, incarnation: str, epoch: int, owner: str, now_ms: int, *,
+    clean: bool = False, branch: str = "",
+) -> bool:  # fmt: skip
+    """Create a shard and its tables. Return False if it exists."""
+    shard = options.shard
+    async with link.transaction():
+        await link.fetch("SELECT pg_advisory_xact_lock($1)", DDL_LOCK)
+        (numbers,) = await link.fetch(
+            "SELECT nextval('part_number') AS part, nextval('part_number') AS generation"
+        )
+        part, generation = numbers["part"], numbers["generation"]
+        rows = await link.fetch(
+            _NEW_SHARD, shard, incarnation, epoch, owner, clean, now_ms, branch, generation
+        )
+        if rows:
+            await link.execute(part_tables(shard, part) + generation_tables(shard, generation))
+            await link.fetch("INSERT INTO part VALUES ($1, $2, 0)", shard, part)
+    return bool(rows)
+
+
+async def read_parts(link: Link, shard: int, generation: int) -> Parts:
+    rows = await link.fetch(PARTS, shard)
+    numbers, lows = [row["number"] for row in rows], [row["low"] for row in rows]
+    return Parts(shard, generation, tuple(numbers), tuple(lows))
+
+
+async def address_of(link: Link, options: PostgresOptions) -> str:
+    """Return the address of the server, ``HOST:PORT``, as the URL or, with several, the server has
+    it."""
+    if "," not in options.address:
+        return options.address
+    ((host, port),) = await link.fetch("SELECT host(inet_server_addr()), inet_server_port()")
+    return f"{host}:{port}" if host else options.address.partition(",")[0]
+
+
+async def next_number(link: Link) -> int:
+    """Return a number for a new part or generation, which no other has."""
+    number: int = (await link.fetch("SELECT nextval('part_number')"))[0][0]
+    return number
+
+
+_ABANDONED = """
+SELECT relname FROM pg_class
+WHERE relnamespace = to_regnamespace($2) AND relkind = 'r'
+    AND relname ~ ('^(task|note|journal|record)_' || $1::int || '_[0-9]+$')
+    AND substring(relname FROM '[0-9]+$')::bigint <= $3
+"""
+
+
+async def drop_abandoned(link: Link, options: PostgresOptions, parts: Parts, upto: int) -> None:
+    """Drop the shard's tables with numbers up to ``upto`` that are not in ``parts``: an interrupted
+    copy, or a table that somebody was reading. Successors of this daemon have higher numbers."""
+    rows = await link.fetch(_ABANDONED, parts.shard, options.schema, upto)
+    for name in {row["relname"] for row in rows} - set(parts.tables):
+        with suppress(ServerError):
+            await drop(link, f"DROP TABLE IF EXISTS {name}")
+
+
+async def drop(link: Link, statement: str) -> None:
+    """Drop tables, unless somebody reads them. Raise ServerError if so: a waiting DROP would block
+    other readers."""
+    await link.execute(f"SET LOCAL lock_timeout = {DROP_WAIT_MS}; {statement}")
+
+
+DROP_WAIT_MS: Final = 50
+
+
+def _shard_name(options: PostgresOptions) -> str:
+    return f"store {options.name}: shard {options.shard} in the schema {options.schema}"
+
+
+# --- administration ------------------------------------------------------------------------------
+
+OWNER: Final = "init"
+WATCH_STEP_S: Final = 0.25
+_LEASE = "SELECT owner, address FROM lease WHERE shard = $1 AND until > clock_timestamp()"
+
+
+class PostgresAdministration:
+    """See ``contract.Administration``."""
+
+    def __init__(self, options: PostgresOptions) -> None:
+        self._options = options
+        self.shard = options.shard
+
+    async def look(self) -> StoredShard:
+        options = self._options
+        async with _connect(options) as link:
+            await inspect(link, options)
+            found = await link.fetch(_SHARD, options.shard)
+            counts = {"tasks": 0, "in_flight_or_waiting": 0, "dead": 0, "records": 0}
+            last = 0
+            if found:
+                parts = await read_parts(link, options.shard, found[0]["generation"])
+                at = f"{options.shard}_{parts.generation}"
+                last = (await link.fetch(_LAST.format(at)))[0]["last"]
+                records = f"SELECT count(*) FROM ({records_statement(at)}) r"
+                counts["records"] = (await link.fetch(records))[0][0]
+                for number in parts.numbers:
+                    await _count(link, f"{options.shard}_{number}", counts)
+        return StoredShard(
+            store=options.name,
+            shard=f"shard {options.shard} in the schema {options.schema}",
+            exists=bool(found),
+            is_complete=True,
+            rewriting="",
+            epoch=found[0]["epoch"] if found else 0,
+            incarnation=found[0]["incarnation"] if found else "",
+            counts=counts,
+            last=last,
+        )
+
+    async def lay_out(
+        self, stored: StoredShard, now_ms: int, *, watch_s: float | None = None,
+        is_branch: bool = False,
+    ) -> str:  # fmt: skip
+        options, incarnation = self._options, secrets.token_hex(8)
+        async with _connect(options) as link:
+            await self._watch(link, watch_s)
+            if stored.exists:
+                await self._remove(link, stored)
+            epoch = stored.epoch + 1 if stored.exists else 0
+            if not await create_shard(
+                link, options, incarnation, epoch, OWNER, now_ms, clean=True,
+                branch=NEW if is_branch else "",
+            ):  # fmt: skip
+                raise self._changed()
+        return incarnation
+
+    async def _remove(self, link: Link, stored: StoredShard) -> None:
+        """Remove the shard that ``look`` has returned, with all its tables."""
+        shard = self._options.shard
+        rows = await link.fetch(
+            "SELECT generation FROM shard WHERE number = $1 AND epoch = $2 AND incarnation = $3",
+            shard, stored.epoch, stored.incarnation,
+        )  # fmt: skip
+        if not rows:
+            raise self._changed()
+        parts = await read_parts(link, shard, rows[0]["generation"])
+        async with link.transaction():
+            removed = await link.fetch(
+                "DELETE FROM shard WHERE number = $1 AND epoch = $2 AND incarnation = $3"
+                " RETURNING 1",
+                shard, stored.epoch, stored.incarnation,
+            )  # fmt: skip
+            if not removed:
+                raise self._changed()
+            await link.fetch("DELETE FROM part WHERE shard = $1", shard)
+            for number in parts.numbers:
+                await link.execute(drop_part(shard, number))
+            await link.execute(drop_generation(shard, parts.generation))
+
+    async def begin_branch(self, *, watch_s: float | None = None) -> None:
+        options = self._options
+        async with _connect(options) as link:
+            await self._watch(link, watch_s)
+            # The new incarnation fences earlier users of the shard.
+            rows = await link.fetch(
+                "UPDATE shard SET branch = $2, incarnation = $3, link = link + 1 WHERE number = $1"
+                " RETURNING 1",
+                options.shard, NEW, secrets.token_hex(8),
+            )  # fmt: skip
+            if not rows:
+                raise StoreUnusable(
+                    f"{_shard_name(options)} is empty: there is no store to continue with"
+                )
+
+    async def end_restore(self, after: str) -> None:
+        options, values = self._options, restored(after)
+        async with _connect(options) as link:
+            await link.fetch(
+                "UPDATE shard SET branch = $2, owner = $3 WHERE number = $1",
+                options.shard, values["branch"], values["owner"],
+            )  # fmt: skip
+
+    async def _watch(self, link: Link, watch_s: float | None) -> None:
+        """Raise StoreUnusable if a daemon leads the shard within ``watch_s``."""
+        options = self._options
+        await inspect(link, options)
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + (LEADER_WATCH_S if watch_s is None else watch_s)
+        while True:
+            for lease in await link.fetch(_LEASE, options.shard):
+                raise StoreUnusable(
+                    f"store {options.name}: {lease['owner']} at {lease['address']} leads shard"
+                    f" {options.shard}; stop it, and all standbys, first"
+                )
+            left_s = until_s - loop.time()
+            if left_s <= 0:
+                return
+            await asyncio.sleep(min(WATCH_STEP_S, left_s))
+
+    def _changed(self) -> StoreUnusable:
+        return StoreUnusable(
+            f"{_shard_name(self._options)} has changed since it was read; run the command again"
+        )
+
+
+async def _count(link: Link, at: str, counts: dict[str, int]) -> None:
+    """Add the tasks, progress and dead letters of a part."""
+    counts["tasks"] += (await link.fetch(count_statement(at)))[0][0]
+    for kind, count in await link.fetch(
+        f"SELECT kind, count(*) FROM ({notes_statement(at)}) n GROUP BY kind"
+    ):
+        counts["dead" if kind == DEAD else "in_flight_or_waiting"] += count
+
+
+@asynccontextmanager
+async def _connect(options: PostgresOptions) -> AsyncIterator[Link]:
+    link = Link(options)
+    try:
+        yield link
+    except ServerError as error:
+        if is_table_dropped(error):
+            raise unusable(options, f"a table of the store is missing: {error.message}") from error
+        raise unusable(options, error.message) from error
+    except StoreUnusable:
+        raise
+    except (NotConnected, NoReply) as error:
+        raise unreachable(options, error) from error
+    except StoreError as error:
+        raise unusable(options, error.message) from error
+    finally:
+        await link.close()

@@ -1,0 +1,469 @@
+"""Reads concurrent with the writer: tasks by id, pages of tasks, pages of dead letters, and
+everything that a start or a backup reads.
+
+Invariant: each call reads a snapshot of whole batches. A read by id is one statement; other reads
+are a transaction with one snapshot. The tables of a shard change while a read runs: a read whose
+snapshot may be newer than the tables that it names is repeated (``_TablesChanged``), and so is one
+that meets a dropped table. Every snapshot is compared with the last confirmed batch, because after
+a failover a connection can still reach the former primary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from array import array
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from tickwheel import failpoints
+from tickwheel.model.kinds import Effects
+from tickwheel.model.records import ID_MAX, TaskRow, task_bytes
+from tickwheel.persistence.codec import (
+    decode_dead,
+    decode_endings,
+    decode_progress,
+    decode_record,
+    kind_of,
+)
+from tickwheel.persistence.contract import (
+    SCAN_BYTES_MAX,
+    Handles,
+    Keyed,
+    SmallState,
+    StoreAway,
+    StoreBroken,
+    StoredTask,
+    StoreError,
+)
+from tickwheel.persistence.postgresql.driver import (
+    LONG_CALL_MS,
+    LOOKUPS,
+    REFUSING,
+    SNAPSHOT,
+    Link,
+    NoReply,
+    NotConnected,
+    ServerError,
+    is_table_dropped,
+)
+from tickwheel.persistence.postgresql.layout import (
+    DEAD,
+    LAST_BATCH,
+    PROGRESS,
+    TASK,
+    Parts,
+    dead_statement,
+    handles_statement,
+    ids_statement,
+    keyed_columns,
+    notes_statement,
+    options_from,
+    outcomes_statement,
+    possible,
+    read_statement,
+    records_statement,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from tickwheel.model.key_hash import KeyHash
+    from tickwheel.model.kinds import ProgressKey
+    from tickwheel.model.records import DeadRow, ProgressRow
+    from tickwheel.persistence.postgresql.driver import PostgresOptions
+    from tickwheel.persistence.postgresql.writer import Writer
+
+READERS: Final = 3
+"""Maximum connections for reads."""
+TRIES: Final = 3
+PAUSE_S: Final = 0.25
+FEW_PARTS: Final = 3
+"""A read of more parts names all parts, so that its statement is prepared only once."""
+NO_LIMIT: Final = 2**62
+SOON_MS: Final = 600_000
+"""A start reads tasks due within this time first; sorting them needs no long scan."""
+_T = TypeVar("_T")
+
+
+class _TablesChanged(Exception):
+    """The tables changed before the snapshot was taken."""
+
+
+class Reader:
+    """Reads of an open shard."""
+
+    def __init__(self, options: PostgresOptions, writer: Writer) -> None:
+        self._options = options
+        self._writer = writer
+        self._places = asyncio.Semaphore(READERS)
+        self._idle: list[Link] = []
+        self._is_closed = False
+
+    async def close(self) -> None:
+        self._is_closed = True
+        while self._idle:
+            await self._idle.pop().close()
+
+    # --- connections -------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _link(self) -> AsyncIterator[Link]:
+        async with self._places:
+            link = self._idle.pop() if self._idle else Link(self._options, LOOKUPS)
+            try:
+                yield link
+            finally:
+                self._idle.append(link)
+                if self._is_closed:
+                    await self.close()
+
+    async def _trying(self, read: Callable[[Link], Awaitable[_T]]) -> _T:
+        """Repeat a read whose tables have changed, and for some time one without an answer."""
+        attempt = 0
+        while True:
+            parts = self._writer.parts
+            try:
+                async with self._link() as link:
+                    return await read(link)
+            except (_TablesChanged, NotConnected, NoReply, ServerError) as error:
+                if await self._is_outdated(error, parts):
+                    continue
+                attempt += 1
+                failure = _failure(error)
+                if attempt == TRIES or not isinstance(failure, StoreAway):
+                    raise failure from error
+            await asyncio.sleep(PAUSE_S)
+
+    @asynccontextmanager
+    async def snapshot(self, link: Link, *, is_long: bool = False) -> AsyncIterator[Parts]:
+        """Begin a transaction with one snapshot, and yield the tables that it sees. ``is_long``:
+        none of them can be dropped before its end."""
+        writer = self._writer
+        parts, known = writer.parts, writer.last
+        async with link.transaction(SNAPSHOT):
+            if is_long:
+                await link.execute(f"LOCK TABLE {', '.join(parts.tables)} IN ACCESS SHARE MODE")
+            last = (await link.fetch(f"SELECT max(batch) FROM journal_{_generation(parts)}"))[0][0]
+            if parts is not writer.parts:
+                raise _TablesChanged
+            _check_last(self._options, last, known)
+            yield parts
+
+    # --- rows --------------------------------------------------------------------------------
+
+    async def read_some(
+        self, ids: Sequence[int], bytes_max: int = NO_LIMIT
+    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+        """See ``Store.read_some``."""
+        wanted = possible(ids)
+        if not wanted:
+            return {}, ()
+
+        async def read(link: Link) -> tuple[dict[int, StoredTask], Sequence[int]]:
+            parts, known = self._writer.parts, self._writer.last
+            tasks, unread, last = await read_rows(link, parts, wanted, bytes_max)
+            if parts is not self._writer.parts:
+                raise _TablesChanged
+            _check_last(self._options, last, known)
+            return tasks, unread
+
+        return await self._trying(read)
+
+    async def scan(
+        self, position: int, limit: int, topic: str | None, *, back: bool = False
+    ) -> list[StoredTask]:
+        """See ``Store.scan`` and ``Store.scan_back``."""
+        if back:
+            position = min(position - 1, ID_MAX)
+        if position < 0 if back else position >= ID_MAX:
+            return []
+
+        async def read(link: Link) -> list[StoredTask]:
+            async with self.snapshot(link) as parts:
+                return await read_page(link, parts, position, limit, topic, back=back)
+
+        return await self._trying(read)
+
+    async def scan_dead(
+        self, after: ProgressKey, limit: int, topic: str | None, group: str | None
+    ) -> list[DeadRow]:
+        """See ``Store.scan_dead``."""
+        if after[0] > ID_MAX:
+            return []
+
+        async def read(link: Link) -> list[DeadRow]:
+            async with self.snapshot(link) as parts:
+                page: list[DeadRow] = []
+                for number in parts.since(after[0]):
+                    page += await _dead_of(
+                        link, f"{parts.shard}_{number}", after, limit - len(page), topic, group
+                    )
+                    if len(page) == limit:
+                        break
+                return page
+
+        return await self._trying(read)
+
+    # --- a start -----------------------------------------------------------------------------
+
+    async def small(self) -> SmallState:
+        """See ``Store.recover_small``."""
+
+        async def read(link: Link) -> SmallState:
+            async with self.snapshot(link, is_long=True) as parts:
+                return await read_small(link, parts, self._options.endings_max)
+
+        return await self._alone(read)
+
+    async def _alone(self, read: Callable[[Link], Awaitable[_T]]) -> _T:
+        """Run a read of whole tables on a connection of its own."""
+        while True:
+            parts, link = self._writer.parts, Link(self._options)
+            try:
+                return await read(link)
+            except (_TablesChanged, NotConnected, NoReply, ServerError) as error:
+                if not await self._is_outdated(error, parts):
+                    raise _failure(error) from error
+            finally:
+                await link.close()
+
+    async def _is_outdated(self, error: Exception, parts: Parts) -> bool:
+        """Return whether a read has failed because it began with these tables. Raise Fenced if a
+        successor of this daemon has dropped one of them."""
+        if isinstance(error, _TablesChanged):
+            return True
+        if is_table_dropped(error) and parts is self._writer.parts:
+            with suppress(NotConnected, NoReply, ServerError):
+                await self._writer.verify()
+        return is_table_dropped(error) and parts is not self._writer.parts
+
+    async def handles(self, chunk: int, now_ms: int, keyed: KeyedTasks) -> AsyncIterator[Handles]:
+        """See ``Store.recover_handles``. Add the tasks with a key to ``keyed``."""
+        while True:
+            known, link = self._writer.parts, Link(self._options)
+            try:
+                async with self.snapshot(link, is_long=True) as parts:
+                    async for handles in _handles(link, parts, chunk, now_ms + SOON_MS, keyed):
+                        yield handles
+                return
+            except (_TablesChanged, NotConnected, NoReply, ServerError) as error:
+                if not await self._is_outdated(error, known):
+                    raise _failure(error) from error
+            finally:
+                link.drop()
+
+    async def backup(self, path: str) -> int:
+        """See ``Store.backup``. The copy is of one snapshot."""
+        from tickwheel.persistence.filling import copying
+
+        async def copy(link: Link) -> int:
+            async with (
+                self.snapshot(link, is_long=True) as parts,
+                copying(path, self._writer.identity) as filler,
+            ):
+                small = await read_small(link, parts, self._options.endings_max)
+                await filler.write(Effects(ended=dict(small.outcomes)))
+                await filler.records(small.records)
+                after_id = -1
+                while page := await read_page(link, parts, after_id, COPY_PAGE, None):
+                    for task in page:
+                        await filler.put(task)
+                    after_id = page[-1].row.id
+                marks = await link.fetch(
+                    f"SELECT id_mark, position_ms FROM journal_{_generation(parts)}"
+                    " ORDER BY batch DESC LIMIT 1"
+                )
+                filler.id_mark, filler.position_ms = marks[0] if marks else (0, 0)
+            return os.path.getsize(path)
+
+        return await self._alone(copy)
+
+
+COPY_PAGE: Final = 1_000
+DEAD_PAGE_MIN: Final = 100
+
+
+class KeyedTasks(NamedTuple):
+    """The tasks with a key that ``handles`` has read."""
+
+    key_hash: KeyHash
+    ids: array[int]
+    hashes: array[int]
+
+    def add(self, rows: Sequence[Any]) -> None:
+        ids, _, topics, keys = zip(*rows, strict=True)
+        if not any(key is not None for key in keys):
+            return
+        keyed_ids, keyed_topics, texts = keyed_columns(ids, topics, keys)
+        self.ids.extend(keyed_ids)
+        self.hashes.extend(self.key_hash.of_many(keyed_topics, texts))
+
+    def chunks(self, size: int = 10_000) -> list[Keyed]:
+        return [
+            Keyed(self.ids[at : at + size], self.hashes[at : at + size])
+            for at in range(0, len(self.ids), size)
+        ]
+
+
+def _failure(error: Exception) -> StoreError:
+    """Return the error of a read that was not answered, or that PostgreSQL refused."""
+    if isinstance(error, ServerError) and error.state not in REFUSING:
+        return StoreBroken(error.message)
+    return StoreAway(str(error))
+
+
+def _generation(parts: Parts) -> str:
+    return f"{parts.shard}_{parts.generation}"
+
+
+def _check_last(options: PostgresOptions, last: int | None, known: int) -> None:
+    """Raise NoReply if a snapshot lacks a confirmed batch."""
+    if (last or 0) < known:
+        raise NoReply(
+            f"{options.name} lacks confirmed batches: its last is {last or 0}, not {known}"
+        )
+
+
+async def read_rows(
+    link: Link, parts: Parts, ids: Sequence[int], bytes_max: int
+) -> tuple[dict[int, StoredTask], Sequence[int], int | None]:
+    """Read the first tasks of ``ids`` up to ``bytes_max`` with one statement. Return them, the ids
+    that were not read, and the last batch of the snapshot."""
+    places = {task_id: place for place, task_id in enumerate(ids)}
+    by_part = parts.split(ids)
+    numbers = tuple(sorted(by_part)) if len(by_part) <= FEW_PARTS else parts.numbers
+    columns: list[object] = []
+    for number in numbers:
+        part_ids = by_part.get(number, [])
+        columns += [part_ids, [places[task_id] for task_id in part_ids]]
+    statement = read_statement(parts.shard, parts.generation, numbers)
+    rows = await link.fetch(statement, min(bytes_max, NO_LIMIT), *columns, timeout_ms=LONG_CALL_MS)
+    tasks: dict[int, TaskRow] = {}
+    notes: dict[tuple[int, int, str], tuple[int, bytes | None]] = {}
+    last: int | None = None
+    cut = len(ids)
+    for kind, task_id, number, name, key, extras, data in rows:
+        if kind == TASK and data is None:
+            cut = min(cut, places[task_id])
+        elif kind == TASK:
+            tasks[task_id] = TaskRow(task_id, number, name, data, options_from(key, extras))
+        elif kind == LAST_BATCH:
+            last = task_id
+        elif number > notes.get((task_id, kind, name), (0, None))[0]:
+            notes[task_id, kind, name] = (number, data)
+    progress: dict[int, list[ProgressRow]] = {}
+    dead: dict[int, list[DeadRow]] = {}
+    for (task_id, kind, _), (_, note) in sorted(notes.items()):
+        if note is not None and kind == PROGRESS:
+            progress.setdefault(task_id, []).append(decode_progress(note))
+        elif note is not None:
+            dead.setdefault(task_id, []).append(decode_dead(note))
+    stored = {
+        task_id: StoredTask(
+            tasks[task_id], tuple(progress.get(task_id, ())), tuple(dead.get(task_id, ()))
+        )
+        for task_id in ids
+        if task_id in tasks
+    }
+    return stored, ids[cut:], last
+
+
+async def read_page(
+    link: Link, parts: Parts, position: int, limit: int, topic: str | None, *, back: bool = False
+) -> list[StoredTask]:
+    """Return a page of tasks, as ``Store.scan`` does. Call it inside a snapshot."""
+    ids: list[int] = []
+    position = max(-1, position)
+    for number in parts.upto(position) if back else parts.since(position):
+        statement = ids_statement(f"{parts.shard}_{number}", back=back)
+        rows = await link.fetch(
+            statement, position, topic, limit - len(ids), timeout_ms=LONG_CALL_MS
+        )
+        ids += [row[0] for row in rows]
+        if len(ids) == limit:
+            break
+    if not ids:
+        return []
+    page: list[StoredTask] = []
+    left_bytes = SCAN_BYTES_MAX
+    while ids:
+        # PostgreSQL counts bytes as they are stored, which differ from those of ``task_bytes``.
+        tasks, unread, _ = await read_rows(link, parts, ids, left_bytes)
+        ids = list(unread)
+        for task in tasks.values():
+            page.append(task)
+            left_bytes -= task_bytes(task.row)
+            if left_bytes <= 0:
+                return page
+    return page
+
+
+async def _dead_of(
+    link: Link, at: str, after: ProgressKey, limit: int, topic: str | None, group: str | None
+) -> list[DeadRow]:
+    """Return the dead letters of a part after ``after``. The topic is in the row."""
+    page: list[DeadRow] = []
+    (task_id, name), count = after, max(limit, DEAD_PAGE_MIN)
+    while True:
+        rows = await link.fetch(
+            dead_statement(at), max(-1, task_id), name, group, count, timeout_ms=LONG_CALL_MS
+        )
+        dead = [decode_dead(row[0]) for row in rows]
+        page += [row for row in dead if topic in (None, row.topic)]
+        if len(page) >= limit or len(rows) < count:
+            return page[:limit]
+        task_id, name = dead[-1].id, dead[-1].group
+
+
+async def read_small(link: Link, parts: Parts, endings_max: int) -> SmallState:
+    """Read as ``Store.recover_small`` does, inside a snapshot."""
+    small, at = SmallState(), _generation(parts)
+    for number, _, data in await link.fetch(records_statement(at), timeout_ms=LONG_CALL_MS):
+        kind = kind_of(number)
+        row = decode_record(kind, data)
+        small.records[kind, kind.key(row)] = row
+    for part in parts.numbers:
+        statement = notes_statement(f"{parts.shard}_{part}")
+        for number, data in await link.fetch(statement, timeout_ms=LONG_CALL_MS):
+            if number == DEAD:
+                dead = decode_dead(data)
+                small.dead.append((dead.id, dead.group, dead.topic))
+            else:
+                small.progress.append(decode_progress(data))
+    for (data,) in await link.fetch(outcomes_statement(at), endings_max):
+        small.outcomes += decode_endings(data)
+    del small.outcomes[:-endings_max]
+    return small
+
+
+async def _handles(
+    link: Link, parts: Parts, chunk: int, soon_ms: int, keyed: KeyedTasks
+) -> AsyncIterator[Handles]:
+    """Yield all tasks in due order. Sorting tasks that are due later takes time, so those due soon
+    come from a statement of their own."""
+    waiting: list[Any] = []
+    is_first = True
+    for late in (False, True):
+        statement = handles_statement(parts.shard, parts.numbers, late=late)
+        async with link.cursor(statement, soon_ms) as following:
+            is_read = False
+            while not is_read:
+                rows = await following(chunk - len(waiting))
+                waiting += rows
+                is_read = not rows
+                # A small store comes in one chunk.
+                if len(waiting) < chunk and not (is_read and (late or not is_first)):
+                    continue
+                if waiting:
+                    yield _take(waiting, keyed)
+                    waiting = []
+                    if is_first:
+                        failpoints.hit("recovery.middle")
+                        is_first = False
+
+
+def _take(rows: list[Any], keyed: KeyedTasks) -> Handles:
+    keyed.add(rows)
+    ids, dues_ms, topics, _ = zip(*rows, strict=True)
+    return Handles(ids, dues_ms, topics)

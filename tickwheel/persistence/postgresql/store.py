@@ -1,0 +1,223 @@
+"""The PostgreSQL store: a connection that writes, a few that read, and one for upkeep.
+
+Reads do not wait for batches, and the upkeep waits for neither. ``election.py`` has the leader's
+lease and the registry of nodes, with connections of their own.
+"""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from tickwheel.model.key_hash import SEED_BYTES, KeyHash
+from tickwheel.model.kinds import Effects, ProgressKey
+from tickwheel.model.records import DeadRow
+from tickwheel.persistence.contract import (
+    Evidence,
+    Handles,
+    Keyed,
+    Opened,
+    SmallState,
+    StoreAway,
+    StoreBroken,
+    StoredTask,
+    StoreError,
+)
+from tickwheel.persistence.postgresql import opening
+from tickwheel.persistence.postgresql.driver import (
+    LOOKUPS,
+    Link,
+    NoReply,
+    NotConnected,
+    PostgresOptions,
+    ServerError,
+    unreachable,
+    unusable,
+)
+from tickwheel.persistence.postgresql.reader import KeyedTasks, Reader
+from tickwheel.persistence.postgresql.upkeep import Upkeep
+from tickwheel.persistence.postgresql.writer import Writer, log
+
+PROBE_BYTES: Final = 8 << 20
+"""Enqueues have room if a table of this size can be written."""
+_PROBE = (
+    "CREATE TABLE probe_{0} (data bytea); ALTER TABLE probe_{0} ALTER data SET STORAGE PLAIN;"
+    " INSERT INTO probe_{0} SELECT decode(repeat('00', 4000), 'hex')"
+    " FROM generate_series(1, {1}); ROLLBACK"
+)
+
+
+class PostgresStore:
+    """The PostgreSQL store; see ``contract.Store``. It can be opened again after it was closed."""
+
+    def __init__(self, options: PostgresOptions) -> None:
+        self.options = options
+        self._is_open = False
+        self._durability = ""
+        self._address, self._moves = "", 0
+        self._now_ms = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        options = self.options
+        self._link = Link(options, LOOKUPS)
+        self._writer = Writer(self._link, options)
+        self._reader = Reader(options, self._writer)
+        self._upkeep = Upkeep(options, self._writer)
+        self._key_seed = secrets.token_bytes(SEED_BYTES)
+        self._keyed = self._no_keyed()
+
+    def _no_keyed(self) -> KeyedTasks:
+        return KeyedTasks(KeyHash(self._key_seed), array("q"), array("Q"))
+
+    @property
+    def name(self) -> str:
+        """The URL without secrets."""
+        return self.options.name
+
+    @property
+    def durability(self) -> str:
+        """See ``Store.durability``; it depends on the settings of PostgreSQL at ``open``."""
+        return self._durability
+
+    @property
+    def address(self) -> str:
+        """See ``Located``."""
+        return self._address
+
+    @property
+    def moves(self) -> int:
+        """See ``Located``."""
+        return self._moves
+
+    async def open(
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, evidence: Sequence[Evidence] = (),
+        may_create: bool = True,
+    ) -> Opened:  # fmt: skip
+        """See ``SharedStore.open``."""
+        self._reset()
+        try:
+            opened = await self._open(owner, now_ms, epoch_min, may_create, evidence)
+        except (NotConnected, NoReply) as error:
+            raise unreachable(self.options, error) from error
+        except ServerError as error:
+            raise unusable(self.options, error.message) from error
+        finally:
+            if not self._is_open:
+                self._link.drop()
+        # The seed changes with each start. Hashes are not stored, because a start reads every key.
+        opened.key_seed = self._key_seed
+        return opened
+
+    async def _open(
+        self, owner: str, now_ms: int, epoch_min: int, may_create: bool,
+        evidence: Sequence[Evidence],
+    ) -> Opened:  # fmt: skip
+        options, link = self.options, self._link
+        self._durability = await opening.inspect(link, options)
+        upto = await opening.next_number(link)
+        opened = await opening.begin_epoch(
+            link, options, owner, now_ms, may_create, epoch_min, evidence
+        )
+        await self._writer.begin(owner, opened)
+        self._note_address(await opening.address_of(link, options))
+        self._now_ms = now_ms
+        self._is_open = True
+        self._upkeep.start(upto)
+        return opened
+
+    def _note_address(self, address: str) -> None:
+        if self._address and address != self._address:
+            self._moves += 1
+        self._address = address
+
+    async def recover_small(self) -> SmallState:
+        self._check_open()
+        return await self._reader.small()
+
+    async def recover_handles(self, chunk: int = 10_000) -> AsyncIterator[Handles]:
+        self._check_open()
+        self._keyed = self._no_keyed()
+        async for handles in self._reader.handles(chunk, self._now_ms, self._keyed):
+            yield handles
+
+    async def recover_keys(self) -> AsyncIterator[Keyed]:
+        self._check_open()
+        keyed, self._keyed = self._keyed, self._no_keyed()
+        for chunk in keyed.chunks():
+            yield chunk
+
+    async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
+        self._check_open()
+        return await self._writer.commit(epoch, owner, n, effects)
+
+    async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
+        self._check_open()
+        return (await self._reader.read_some(ids))[0]
+
+    async def read_some(
+        self, ids: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+        self._check_open()
+        return await self._reader.read_some(ids, bytes_max)
+
+    async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
+        self._check_open()
+        return await self._reader.scan(max(-1, after_id), limit, topic)
+
+    async def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
+        self._check_open()
+        return await self._reader.scan(before_id, limit, topic, back=True)
+
+    async def scan_dead(
+        self, after: ProgressKey, limit: int, topic: str | None, group: str | None
+    ) -> list[DeadRow]:
+        self._check_open()
+        return await self._reader.scan_dead(after, limit, topic, group)
+
+    async def backup(self, path: str) -> int:
+        """Copy the data to a SQLite database, which a daemon can open as its store."""
+        self._check_open()
+        return await self._reader.backup(path)
+
+    async def probe_room(self) -> bool:
+        self._check_open()
+        link = Link(self.options)
+        try:
+            number = await opening.next_number(link)
+            await link.execute("BEGIN")
+            await link.execute(_PROBE.format(number, PROBE_BYTES // 4_096))
+        except (NotConnected, NoReply, ServerError):
+            return False
+        finally:
+            link.drop()
+        return True
+
+    async def verify(self) -> None:
+        """See ``Store.verify``. Raise StoreForgot if PostgreSQL lacks confirmed batches."""
+        self._check_open()
+        try:
+            await self._writer.verify()
+        except (NotConnected, NoReply, ServerError) as error:
+            raise StoreAway(error.message) from error
+
+    async def close(self, clean: bool) -> None:
+        """See ``Store.close``. If PostgreSQL cannot be reached, ``clean`` is not recorded."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        await self._upkeep.stop()
+        try:
+            if clean:
+                await self._writer.end()
+        except StoreError as error:
+            log.warning("store %s: not closed cleanly: %s", self.name, error.message)
+        finally:
+            await self._link.close()
+            await self._reader.close()
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise StoreBroken("the store is not open")

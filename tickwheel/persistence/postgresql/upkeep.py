@@ -1,0 +1,288 @@
+"""Lets ended tasks leave the database: begins new parts, and replaces parts and generations in
+which little counts by a copy of it.
+
+A copy is made beside the work of the shard: a transaction with one snapshot, of batch N, writes all
+that counts into new tables, which nobody else knows. Then, under the writer's lock, one short
+statement adds the rows of later batches, and makes the copy a table of the shard. The old tables
+are dropped; while somebody reads one of them (a backup, pg_dump), it is left until later. A part in
+which nothing counts has no copy: it is only dropped, and so are most parts.
+
+A part is complete when it has ``part_rows`` rows; with very many tasks it has more, so that there
+are never many parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from tickwheel import failpoints
+from tickwheel.model.records import ID_MAX
+from tickwheel.persistence.contract import StoreError
+from tickwheel.persistence.postgresql.driver import (
+    LONG_CALL_MS,
+    Link,
+    NoReply,
+    NotConnected,
+    ServerError,
+)
+from tickwheel.persistence.postgresql.layout import (
+    NEW_PART,
+    Parts,
+    copy_generation,
+    copy_part,
+    drop_generation,
+    drop_part,
+    generation_tables,
+    part_tables,
+    switch_generation,
+    switch_parts,
+)
+from tickwheel.persistence.postgresql.opening import drop, drop_abandoned, next_number
+from tickwheel.persistence.postgresql.writer import Filling
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tickwheel.persistence.postgresql.driver import PostgresOptions
+    from tickwheel.persistence.postgresql.writer import Writer
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+ROW_BYTES = 1_300
+"""Average bytes of a body above which a part is complete before it has ``part_rows`` tasks."""
+PARTS_SHARE = 16
+"""With many tasks a part has at least this fraction of them, which bounds the number of parts."""
+PARTS_MAX = 64
+WASTE_FACTOR = 4
+"""A part is copied when it has this many times the rows that count, and some more."""
+
+
+class Upkeep:
+    """The upkeep of an open shard. Call ``start`` when it is open, ``stop`` before it closes."""
+
+    def __init__(self, options: PostgresOptions, writer: Writer) -> None:
+        self._options = options
+        self._writer = writer
+        self._link = Link(options)
+        self._counted: set[int] = set()
+        """The parts whose ``Filling`` includes the rows from before the shard was opened."""
+        self._has_counted_generation = False
+        self._drops: list[str] = []
+        self._task: asyncio.Task[None] | None = None
+        self._logged = ""
+
+    def start(self, upto: int) -> None:
+        """``upto``: a number of a part from before this epoch. Tables up to it that are not the
+        shard's were abandoned."""
+        self._task = asyncio.get_running_loop().create_task(self._run(self._writer.parts, upto))
+
+    async def stop(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await self._link.close()
+
+    async def _run(self, parts: Parts, upto: int) -> None:
+        with suppress(StoreError):
+            await drop_abandoned(self._link, self._options, parts, upto)
+        while True:
+            await asyncio.sleep(EVERY_S)
+            try:
+                await self.step()
+                self._logged = ""
+            except (NotConnected, NoReply, ServerError) as error:
+                self._link.drop()
+                if error.message != self._logged:
+                    self._logged = error.message
+                    log.warning("store %s: ended tasks stay: %s", self._options.name, error.message)
+            except StoreError:
+                return  # the next commit gets the error
+
+    async def step(self) -> None:
+        """Do what is necessary now. Raise StoreError."""
+        await self._count()
+        if self._is_full(self._writer.parts.numbers[-1]):
+            await self._begin_part()
+        sources = self._wasteful()
+        if sources:
+            await self._copy_parts(sources)
+        writer, few = self._writer, self._few
+        if writer.batches >= few or writer.record_bytes >= few * ROW_BYTES:
+            await self._copy_generation()
+        drops, self._drops = self._drops, []
+        for statement in drops:
+            try:
+                await drop(self._link, statement)
+            except ServerError:  # somebody reads it
+                self._drops.append(statement)
+
+    # --- decisions ---------------------------------------------------------------------------
+
+    async def _count(self) -> None:
+        """Count the rows from before the shard was opened."""
+        writer, shard = self._writer, self._options.shard
+        for number in writer.parts.numbers:
+            if number in self._counted:
+                continue
+            before = await self._filling(number)
+            if number not in writer.parts.numbers:
+                continue
+            self._counted.add(number)
+            # Batches that were applied during the count are counted twice, which does no harm.
+            filling = writer.fillings.setdefault(number, Filling())
+            filling.rows = max(filling.rows, before.rows)
+            filling.size_bytes = max(filling.size_bytes, before.size_bytes)
+            filling.notes = max(filling.notes, before.notes)
+            filling.passed = max(filling.passed, before.passed)
+        if not self._has_counted_generation:
+            at = f"{shard}_{writer.parts.generation}"
+            ((batches, size_bytes),) = await self._link.fetch(
+                f"SELECT (SELECT count(*) FROM journal_{at}),"
+                f" (SELECT coalesce(sum(octet_length(data)), 0) FROM record_{at})",
+                timeout_ms=LONG_CALL_MS,
+            )
+            self._has_counted_generation = True
+            writer.batches = max(writer.batches, batches)
+            writer.record_bytes = max(writer.record_bytes, size_bytes)
+
+    async def _filling(self, number: int) -> Filling:
+        at = f"{self._options.shard}_{number}"
+        ((rows, size_bytes),) = await self._link.fetch(
+            f"SELECT count(*), coalesce(sum(octet_length(body)), 0) FROM task_{at}",
+            timeout_ms=LONG_CALL_MS,
+        )
+        ((notes, passed),) = await self._link.fetch(
+            f"SELECT count(*), count(*) FILTER (WHERE kind < 2) FROM note_{at}",
+            timeout_ms=LONG_CALL_MS,
+        )
+        return Filling(rows, size_bytes, notes, passed)
+
+    def _of(self, number: int) -> Filling:
+        return self._writer.fillings.get(number, Filling())
+
+    def _part_rows(self) -> int:
+        counting = sum(self._of(number).counting for number in self._writer.parts.numbers)
+        return max(self._options.part_rows, counting // PARTS_SHARE)
+
+    @property
+    def _few(self) -> int:
+        """Number of rows that are worth no copy."""
+        return self._options.part_rows * 2 // 5
+
+    def _is_full(self, number: int) -> bool:
+        """Return whether new tasks should go to a new part."""
+        filling, rows_max = self._of(number), self._part_rows()
+        return (
+            filling.rows >= rows_max
+            or filling.notes >= WASTE_FACTOR * rows_max
+            or filling.size_bytes >= rows_max * ROW_BYTES
+        )
+
+    def _wasteful(self) -> list[int]:
+        """Return neighbouring parts, without the last, that should be replaced by one copy; empty:
+        there are none."""
+        numbers = self._writer.parts.numbers[:-1]
+        for index, number in enumerate(numbers):
+            filling = self._of(number)
+            counting = filling.counting
+            waste = filling.rows + filling.notes - WASTE_FACTOR * counting
+            is_over = not counting and filling.rows + filling.passed
+            if is_over or waste >= self._few:
+                return self._with_neighbours(numbers, index)
+        if len(numbers) < PARTS_MAX:
+            return []
+        return list(
+            min(pairwise(numbers), key=lambda pair: sum(self._of(one).counting for one in pair))
+        )
+
+    def _with_neighbours(self, numbers: tuple[int, ...], index: int) -> list[int]:
+        """Return the part at ``index`` with neighbours that fit into one part with it, or only with
+        empty ones if it is empty."""
+        start, stop = index, index + 1
+        counting = self._of(numbers[index]).counting
+        rows_max = self._part_rows() // 2 if counting else 0
+        while start > 0 and counting + self._of(numbers[start - 1]).counting <= rows_max:
+            start -= 1
+            counting += self._of(numbers[start]).counting
+        while stop < len(numbers) and counting + self._of(numbers[stop]).counting <= rows_max:
+            counting += self._of(numbers[stop]).counting
+            stop += 1
+        return list(numbers[start:stop])
+
+    # --- changes -----------------------------------------------------------------------------
+
+    async def _begin_part(self) -> None:
+        writer, number = self._writer, await next_number(self._link)
+        await self._link.execute(part_tables(self._options.shard, number))
+        async with writer.lock:
+            low = max(writer.id_mark + 1, writer.parts.lows[-1] + 1)
+            if low <= ID_MAX and await writer.switch(NEW_PART, number, low):
+                self._counted.add(number)
+
+    async def _copy_parts(self, sources: list[int]) -> None:
+        writer, shard, link = self._writer, self._options.shard, self._link
+        parts, target = writer.parts, await next_number(self._link)
+        before = [replace(self._of(number)) for number in sources]
+        await link.execute(part_tables(shard, target))
+        async with self._snapshot(parts) as batch:
+            for source in sources:
+                for statement in copy_part(shard, source, target):
+                    await link.execute(statement, timeout_ms=LONG_CALL_MS)
+        copied = await self._filling(target)
+        is_empty = not copied.rows and not copied.notes
+        low = parts.lows[parts.numbers.index(sources[0])]
+        failpoints.hit("postgresql.copied")
+        async with writer.lock:
+            now = [self._of(number) for number in sources]
+            is_over = [(one.rows, one.notes - one.passed) for one in now] == [
+                (one.rows, one.notes - one.passed) for one in before
+            ]
+            if writer.parts is not parts or (is_empty and not is_over):
+                self._drops.append(drop_part(shard, target))
+                return
+            statement = switch_parts(shard, sources, None if is_empty else target, low)
+            if not await writer.switch(statement, batch):
+                return
+            for number in sources:
+                writer.fillings.pop(number, None)
+            if not is_empty:
+                for then, since in zip(before, now, strict=True):
+                    copied.passed += since.passed - then.passed
+                    copied.notes += since.notes - then.notes
+                writer.fillings[target] = copied
+                self._counted.add(target)
+        self._counted.difference_update(sources)
+        self._drops += [drop_part(shard, number) for number in sources]
+        if is_empty:
+            self._drops.append(drop_part(shard, target))
+
+    async def _copy_generation(self) -> None:
+        writer, shard, link = self._writer, self._options.shard, self._link
+        parts, target = writer.parts, await next_number(self._link)
+        source = parts.generation
+        await link.execute(generation_tables(shard, target))
+        async with self._snapshot(parts) as batch:
+            for statement in copy_generation(shard, source, target, self._options.endings_max):
+                await link.execute(statement, timeout_ms=LONG_CALL_MS)
+        async with writer.lock:
+            if writer.parts is not parts:
+                self._drops.append(drop_generation(shard, target))
+                return
+            if await writer.switch(switch_generation(shard, source, target), batch):
+                writer.batches = writer.record_bytes = 0
+        self._drops.append(drop_generation(shard, source))
+
+    @asynccontextmanager
+    async def _snapshot(self, parts: Parts) -> AsyncIterator[int]:
+        """Begin a transaction with one snapshot. Yield the number of its last batch."""
+        at = f"{parts.shard}_{parts.generation}"
+        async with self._link.transaction("ISOLATION LEVEL REPEATABLE READ"):
+            rows = await self._link.fetch(f"SELECT coalesce(max(batch), 0) FROM journal_{at}")
+            yield rows[0][0]
