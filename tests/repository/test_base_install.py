@@ -109,8 +109,8 @@ def test_only_msgpack_is_required() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert [text.split(">")[0] for text in project["dependencies"]] == ["msgpack"]
     assert set(project["optional-dependencies"]) == {
-        "server", "http", "cli", "redis", "asyncio-redis", "reports", "typed", "zstd",
-        "encryption", "otel", "amqp", "kafka", "push", "reload", "sqlalchemy", "all",
+        "server", "http", "cli", "redis", "asyncio-redis", "postgresql", "reports", "typed",
+        "zstd", "encryption", "otel", "amqp", "kafka", "push", "reload", "sqlalchemy", "all",
     }  # fmt: skip
 
 
