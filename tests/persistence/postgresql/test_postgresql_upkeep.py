@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from persistence.postgresql.conftest import Make, store
-from persistence.postgresql.test_postgresql_faults import session
+from persistence.postgresql.test_postgresql_faults import lose_answer, session
 from persistence.store_subject import OWNER, Subject
 from support.postgresql import PostgresServer
 from support.store_rows import GROUPS, ended, in_flight, tasks
 from support.waiting import comes
 from tickwheel.model.kinds import GROUP, Effects, keyed
 from tickwheel.model.records import DeadRow, GroupRow, TaskRow
+from tickwheel.persistence.contract import CommitUnknown
 from tickwheel.persistence.memory import MemoryStore
 
 
@@ -113,6 +114,21 @@ async def test_batches_during_a_copy_are_in_it(
     assert found[203].progress == (in_flight(203, "a"),)
     await subject.commit(ended(range(202, 301)))
     assert await subject.ids() == []
+
+
+async def test_a_part_begins_after_the_ids_of_an_unanswered_batch(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await subject.commit(tasks(range(1, 101)))
+    lose_answer(monkeypatch, store(subject)._link, silent=True)
+    with pytest.raises(CommitUnknown):
+        await subject.commit(tasks(range(101, 111)))
+    await step(subject)
+    assert store(subject)._writer.parts.lows[-1] == 111
+    assert await subject.commit(tasks(range(101, 111))) is False
+    await subject.commit(tasks([200]))
+    ids = [*range(1, 111), 200]
+    assert list(await subject.store.read(ids)) == ids
 
 
 async def test_no_table_has_dead_rows(subject: Subject, shared_postgres: PostgresServer) -> None:

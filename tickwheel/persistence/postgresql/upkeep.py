@@ -221,7 +221,7 @@ class Upkeep:
     async def _begin_part(self) -> None:
         writer, number = self._writer, await next_number(self._link)
         await self._link.execute(part_tables(self._options.shard, number))
-        async with writer.lock:
+        async with self._settled():
             low = max(writer.id_mark + 1, writer.parts.lows[-1] + 1)
             if low <= ID_MAX and await writer.switch(NEW_PART, number, low):
                 self._counted.add(number)
@@ -239,7 +239,7 @@ class Upkeep:
         is_empty = not copied.rows and not copied.notes
         low = parts.lows[parts.numbers.index(sources[0])]
         failpoints.hit("postgresql.copied")
-        async with writer.lock:
+        async with self._settled():
             now = [self._of(number) for number in sources]
             is_over = [(one.rows, one.notes - one.passed) for one in now] == [
                 (one.rows, one.notes - one.passed) for one in before
@@ -271,13 +271,21 @@ class Upkeep:
         async with self._snapshot(parts) as batch:
             for statement in copy_generation(shard, source, target, self._options.endings_max):
                 await link.execute(statement, timeout_ms=LONG_CALL_MS)
-        async with writer.lock:
+        async with self._settled():
             if writer.parts is not parts:
                 self._drops.append(drop_generation(shard, target))
                 return
             if await writer.switch(switch_generation(shard, source, target), batch):
                 writer.batches = writer.record_bytes = 0
         self._drops.append(drop_generation(shard, source))
+
+    @asynccontextmanager
+    async def _settled(self) -> AsyncIterator[None]:
+        """Hold the writer's lock while every batch that was sent is decided. One without an answer
+        can have added ids to the last part."""
+        async with self._writer.lock:
+            await self._writer.ready()
+            yield
 
     @asynccontextmanager
     async def _snapshot(self, parts: Parts) -> AsyncIterator[int]:
