@@ -360,7 +360,7 @@ async def _coroutine(call: Awaitable[Any]) -> Any:
 
 SNAPSHOT = "ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 CLOSE_S = 1.0
-LONG_CALL_MS = 600_000
+LONG_CALL_MS = 60_000
 """Maximum milliseconds of a statement that reads or copies whole tables."""
 
 

@@ -81,6 +81,8 @@ PAUSE_S: Final = 0.25
 FEW_PARTS: Final = 3
 """A read of more parts names all parts, so that its statement is prepared only once."""
 NO_LIMIT: Final = 2**62
+PAGE_CALL_MS: Final = 20_000
+"""Maximum milliseconds of a statement for a page, which can look at many tasks of other topics."""
 SOON_MS: Final = 600_000
 """A start reads tasks due within this time first; sorting them needs no long scan."""
 _T = TypeVar("_T")
@@ -338,7 +340,7 @@ async def read_rows(
         part_ids = by_part.get(number, [])
         columns += [part_ids, [places[task_id] for task_id in part_ids]]
     statement = read_statement(parts.shard, parts.generation, numbers)
-    rows = await link.fetch(statement, min(bytes_max, NO_LIMIT), *columns, timeout_ms=LONG_CALL_MS)
+    rows = await link.fetch(statement, min(bytes_max, NO_LIMIT), *columns)
     tasks: dict[int, TaskRow] = {}
     notes: dict[tuple[int, int, str], tuple[int, bytes | None]] = {}
     last: int | None = None
@@ -378,7 +380,7 @@ async def read_page(
     for number in parts.upto(position) if back else parts.since(position):
         statement = ids_statement(f"{parts.shard}_{number}", back=back)
         rows = await link.fetch(
-            statement, position, topic, limit - len(ids), timeout_ms=LONG_CALL_MS
+            statement, position, topic, limit - len(ids), timeout_ms=PAGE_CALL_MS
         )
         ids += [row[0] for row in rows]
         if len(ids) == limit:
@@ -407,7 +409,7 @@ async def _dead_of(
     (task_id, name), count = after, max(limit, DEAD_PAGE_MIN)
     while True:
         rows = await link.fetch(
-            dead_statement(at), max(-1, task_id), name, group, count, timeout_ms=LONG_CALL_MS
+            dead_statement(at), max(-1, task_id), name, group, count, timeout_ms=PAGE_CALL_MS
         )
         dead = [decode_dead(row[0]) for row in rows]
         page += [row for row in dead if topic in (None, row.topic)]
