@@ -139,7 +139,7 @@ class RedisFaults:
     def text(self) -> str:
         shown = ", ".join(f"{name} {count}" for name, count in sorted(self.done.items()))
         return (
-            f"{self._victim.text()}\nfaults of the store {self.done.total()} ({shown}), with a kill of"
+            f"{self._victim.text()}\nfaults of it {self.done.total()} ({shown}), with a kill of"
             f" the daemon {self._strikes}, well again after {self._slowest_s:.1f} s at most"
         )
 

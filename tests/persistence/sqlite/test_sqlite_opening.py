@@ -328,7 +328,7 @@ class TestUrls:
     @pytest.mark.parametrize(
         ("url", "message"),
         [
-            ("postgres://localhost", "unknown kind"),
+            ("mysql://localhost", "unknown kind"),
             ("store.db", "unknown kind"),
             ("sqlite://store.db", "three slashes"),
             ("sqlite:///", "must name a file"),

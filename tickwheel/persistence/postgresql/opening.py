@@ -26,8 +26,8 @@ from tickwheel.persistence.identity import (
     NEW,
     EpochRecord,
     StoreIdentity,
-    begin,
     mark_of,
+    next_epoch,
     past_text,
     read_past,
     restored,
@@ -225,7 +225,7 @@ async def begin_epoch(
     name, shard = _shard_name(options), options.shard
     found = await link.fetch(_SHARD, shard)
     if not found:
-        begun = begin(name, None, evidence, epoch_min)
+        begun = next_epoch(name, None, evidence, epoch_min)
         if not may_create:
             raise StoreUnusable(f"{name} is empty, and another daemon had data in it")
         incarnation = secrets.token_hex(8)
@@ -241,7 +241,7 @@ async def begin_epoch(
     identity = StoreIdentity(
         last, stored["incarnation"], read_past(stored["past"]), stored["branch"]
     )
-    begun = begin(name, identity, evidence, epoch_min)
+    begun = next_epoch(name, identity, evidence, epoch_min)
     past = past_text([began._replace(batch=NO_BATCH) for began in begun.past])
     rows = await link.fetch(
         _BEGIN, shard, begun.epoch, owner, now_ms, past, last.epoch, identity.incarnation

@@ -56,7 +56,7 @@ class PostgresStore:
         self.options = options
         self._is_open = False
         self._durability = ""
-        self._address, self._moves = "", 0
+        self._address, self._server_changes = "", 0
         self._now_ms = 0
         self._reset()
 
@@ -88,9 +88,9 @@ class PostgresStore:
         return self._address
 
     @property
-    def moves(self) -> int:
+    def server_changes(self) -> int:
         """See ``Located``."""
-        return self._moves
+        return self._server_changes
 
     async def open(
         self, owner: str, now_ms: int, *, epoch_min: int = 1, evidence: Sequence[Evidence] = (),
@@ -130,7 +130,7 @@ class PostgresStore:
 
     def _note_address(self, address: str) -> None:
         if self._address and address != self._address:
-            self._moves += 1
+            self._server_changes += 1
         self._address = address
 
     async def recover_small(self) -> SmallState:

@@ -76,6 +76,8 @@ class Upkeep:
         self._drops: list[str] = []
         self._task: asyncio.Task[None] | None = None
         self._logged = ""
+        self._lock = asyncio.Lock()
+        """Held while the connection is used."""
 
     def start(self, upto: int) -> None:
         """``upto``: a number of a part from before this epoch. Tables up to it that are not the
@@ -91,7 +93,8 @@ class Upkeep:
 
     async def _run(self, parts: Parts, upto: int) -> None:
         with suppress(StoreError):
-            await drop_abandoned(self._link, self._options, parts, upto)
+            async with self._lock:
+                await drop_abandoned(self._link, self._options, parts, upto)
         while True:
             await asyncio.sleep(EVERY_S)
             try:
@@ -107,6 +110,10 @@ class Upkeep:
 
     async def step(self) -> None:
         """Do what is necessary now. Raise StoreError."""
+        async with self._lock:
+            await self._step()
+
+    async def _step(self) -> None:
         await self._count()
         if self._is_full(self._writer.parts.numbers[-1]):
             await self._begin_part()
@@ -222,7 +229,12 @@ class Upkeep:
         writer, number = self._writer, await next_number(self._link)
         await self._link.execute(part_tables(self._options.shard, number))
         async with self._settled():
-            low = max(writer.id_mark + 1, writer.parts.lows[-1] + 1)
+            # No id of the last part may be above its end, whatever the id mark is.
+            at = f"{self._options.shard}_{writer.parts.numbers[-1]}"
+            ((highest,),) = await self._link.fetch(
+                f"SELECT greatest((SELECT max(id) FROM task_{at}), (SELECT max(id) FROM note_{at}))"
+            )
+            low = max(writer.id_mark, writer.parts.lows[-1], highest or 0) + 1
             if low <= ID_MAX and await writer.switch(NEW_PART, number, low):
                 self._counted.add(number)
 
