@@ -51,6 +51,7 @@ EXTRAS = {
     "kafka": Extra("a target in Kafka", ("aiokafka",)),
     "push": Extra("push", ("aiohttp",)),
     "reload": Extra("--reload", ("watchfiles",)),
+    "postgresql": Extra("an inbox in PostgreSQL", ("asyncpg",)),
     "sqlalchemy": Extra("SqlOnce", ("sqlalchemy",)),
 }  # fmt: skip
 
