@@ -110,7 +110,7 @@ def test_only_msgpack_is_required() -> None:
     assert [text.split(">")[0] for text in project["dependencies"]] == ["msgpack"]
     assert set(project["optional-dependencies"]) == {
         "server", "http", "cli", "redis", "asyncio-redis", "reports", "typed", "zstd",
-        "encryption", "otel", "amqp", "kafka", "push", "reload", "sqlalchemy", "all",
+        "encryption", "otel", "amqp", "kafka", "push", "reload", "postgresql", "sqlalchemy", "all",
     }  # fmt: skip
 
 
@@ -164,6 +164,10 @@ WITHOUT = {
         "otel",
         ["serve", "--store", "memory:", "--listen", "tcp://127.0.0.1:0",
          "--set", "otlp_endpoint=http://127.0.0.1:1"],
+    ),
+    "an inbox in PostgreSQL": (
+        "postgresql",
+        ["serve", "--store", "memory:", "--inbox", "postgresql://127.0.0.1:1/app"],
     ),
     "a worker that starts anew": ("reload", ["work", "app:worker", "--reload"]),
     "report": ("reports", ["report", "--history", "history", "--out", "out"]),
