@@ -3,7 +3,7 @@
 ``from tickwheel import Client, Task`` needs only the base install (msgpack). Each name is imported
 on first use because the daemon, the history writer and the command line also import this package
 and start faster without the client. docs/python.md describes every name here. Names that are not
-listed here, in ``tickwheel.client`` or in ``tickwheel.sync`` are private.
+listed here, in ``tickwheel.client``, ``tickwheel.sql`` or ``tickwheel.sync`` are private.
 """
 
 # ruff: noqa: F403, F405  # type checkers verify that each name exists

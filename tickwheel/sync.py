@@ -42,13 +42,14 @@ from tickwheel.client import Delivery as AsyncDelivery
 from tickwheel.client import Subscription as AsyncSubscription
 from tickwheel.client.checks import Check
 from tickwheel.client.connection import DEFAULT_URL
-from tickwheel.client.delivery import Delivered, mark_retrieved
+from tickwheel.client.delivery import ACK_IN_S, Delivered, mark_retrieved
 from tickwheel.client.encodings import Codec, body_of
 from tickwheel.client.link import descriptors, unreachable
+from tickwheel.client.sql import SCHEMA, ack_command, write
 from tickwheel.client.subscription import settle_failed
 from tickwheel.client.tasks import Receipt
 from tickwheel.client.transactions import Transaction as AsyncTransaction
-from tickwheel.errors import BadRequest, ClientClosed, TickwheelError
+from tickwheel.errors import BadRequest, ClientClosed, StaleReceipt, TickwheelError
 from tickwheel.limits import Limits
 from tickwheel.version import __version__
 
@@ -462,6 +463,15 @@ class Delivery(_Wrapper[AsyncDelivery], Delivered):
     extend = waits(AsyncDelivery.extend)
     release = waits(AsyncDelivery.release)
     snooze = waits(AsyncDelivery.snooze)
+
+    def ack_in(self, connection: Any, *, schema: str = SCHEMA) -> None:
+        """``ack_in`` of the asynchronous delivery, in the transaction of a synchronous
+        connection."""
+        word = self.extend(ACK_IN_S)
+        if word != "extended":
+            raise StaleReceipt(f"task {self.id}, attempt {self.attempt}: {word}")
+        receipt = self.epoch, self.id, self.attempt
+        write(connection, ack_command(self.topic, self.group, *receipt), schema)
 
     def ack_nowait(self) -> Future[AckWord]:
         """Ack, and return a future of the answer. Acks at about the same time share a frame."""

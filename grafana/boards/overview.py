@@ -198,6 +198,22 @@ OVERVIEW = Dashboard(
                     ],
                 ),
                 Panel(
+                    "Inbox",
+                    [
+                        (
+                            f"sum(rate(tickwheel_inbox_taken_total{{{JOB}}}[{RATE}]))",
+                            "taken a second",
+                        ),
+                        (total("tickwheel_inbox_refused_total"), "refused"),
+                        (total("tickwheel_inbox_waiting"), "waiting"),
+                        (total("tickwheel_inbox_delay_seconds"), "delay in s"),
+                        (
+                            f"sum(rate(tickwheel_inbox_restarts_total{{{JOB}}}[{RATE}]))",
+                            "restarts a second",
+                        ),
+                    ],
+                ),
+                Panel(
                     "HTTP requests",
                     [
                         (f"sum(rate(tickwheel_http_{what}_total{{{JOB}}}[{RATE}]))", what)

@@ -69,6 +69,11 @@ EXPECTED = {
         r"order [13]: not paid in time, 1 closed",
         r"orders left: 0",
     ],
+    "inbox_fastapi": [
+        r"order 1: 402",
+        r"order 2: 201",
+        r"order 2: not paid in time, \{'2': 'closed'\}",
+    ],
     "fastapi_lifespan": [
         r"order 1: 201",
         r"order 2: 201",

@@ -169,6 +169,10 @@ WITHOUT = {
         ["serve", "--store", "memory:", "--listen", "tcp://127.0.0.1:0",
          "--set", "otlp_endpoint=http://127.0.0.1:1"],
     ),
+    "an inbox in PostgreSQL": (
+        "postgresql",
+        ["serve", "--store", "memory:", "--inbox", "postgresql://127.0.0.1:1/app"],
+    ),
     "a worker that starts anew": ("reload", ["work", "app:worker", "--reload"]),
     "report": ("reports", ["report", "--history", "history", "--out", "out"]),
 }  # fmt: skip

@@ -35,7 +35,7 @@ from support.deployed import (
 )
 from tickwheel.cli.app import app, run
 from tickwheel.persistence.redis.driver import PORT, SCHEMES, SENTINEL_PORT, options_from
-from tickwheel.server import daemon, outbound
+from tickwheel.server import companion, daemon
 from tickwheel.server.settings import Settings, load, split_address
 from tickwheel.version import __version__
 
@@ -246,7 +246,7 @@ def _places(name: str, service: dict[str, Any]) -> list[str]:
 
 def stop_s(settings: Settings) -> float:
     """How long a stop may take: goodbyes before and after, pushes under way, the last commit."""
-    return 2 * daemon.GOODBYE_WAIT_S + outbound.STOP_S + settings.drain_timeout_s
+    return 2 * daemon.GOODBYE_WAIT_S + companion.STOP_S + settings.drain_timeout_s
 
 
 # --- without a clone ------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import pytest
 from support.waiting import comes
 from tickwheel.errors import Overloaded, Refused
 from tickwheel.model.kinds import TargetRow
+from tickwheel.server import companion
 from tickwheel.server import outbound as module
 from tickwheel.server.outbound import Outbound
 
@@ -25,7 +26,7 @@ def serving(events: list[str]) -> Outbound:
     shard: Any = SimpleNamespace(core=SimpleNamespace(targets={("t", "g"): ROW}))
     made = Outbound(
         cast("Any", SimpleNamespace(push_networks=())),
-        cast("Any", SimpleNamespace(own=b"")),
+        cast("Any", SimpleNamespace(companions={})),
         roles,
         url=lambda: "tcp://127.0.0.1:1",
         get_callback_url=lambda: None,
@@ -65,7 +66,7 @@ async def test_an_outbound_process_ending_mid_line_is_restarted(
 ) -> None:
     """As one does that is killed while it writes."""
     monkeypatch.setattr(module, "COMMAND", (sys.executable, "-c", f"print({said!r}, end='')"))
-    monkeypatch.setattr(module, "RESTART_S", 0.001)
+    monkeypatch.setattr(companion, "RESTART_S", 0.001)
     events: list[str] = []
     made = serving(events)
     try:
@@ -82,13 +83,13 @@ async def test_a_stop_ends_all_outbound_processes(
 ) -> None:
     """Includes a process killed for an invalid line while it still has output."""
     begun: list[Process] = []
-    begin = module.start_process
+    begin = companion.start_process
 
     async def noting(*given: Any, **options: Any) -> Process:
         begun.append(await begin(*given, **options))
         return begun[-1]
 
-    monkeypatch.setattr(module, "start_process", noting)
+    monkeypatch.setattr(companion, "start_process", noting)
     command = sys.executable, "-c", f"import sys\n{said}\nsys.stdin.read()"
     monkeypatch.setattr(module, "COMMAND", command)
     events: list[str] = []

@@ -41,7 +41,7 @@ EXTRAS = {
     ),
     "http": Extra("the HTTP API", ("msgspec", "offapi")),
     "redis": Extra("a store in Redis", ("hiredis", "redis")),
-    "postgresql": Extra("a store in PostgreSQL", ("asyncpg",)),
+    "postgresql": Extra("a store or an inbox in PostgreSQL", ("asyncpg",)),
     "asyncio-redis": Extra("the driver asyncio-redis", ("asyncio_redis",)),
     "otel": Extra("OpenTelemetry", ("opentelemetry",)),
     "reports": Extra("a report", ("pyspark", "py4j")),

@@ -18,7 +18,18 @@ import typer
 from typer.core import TyperGroup
 
 from tickwheel import environment
-from tickwheel.cli import enqueue, groups, history, nodes, schedules, serve, subscribe, tasks, top
+from tickwheel.cli import (
+    enqueue,
+    groups,
+    history,
+    inbox,
+    nodes,
+    schedules,
+    serve,
+    subscribe,
+    tasks,
+    top,
+)
 from tickwheel.cli.call import (
     EXIT_FAILED,
     JSON_HELP,
@@ -207,6 +218,10 @@ _below(
     TASKS, "dead", "Dead letters: list, show, requeue, delete.", lists=False,
     list=tasks.list_dead, show=tasks.show_dead, requeue=tasks.requeue, delete=tasks.delete,
     purge=tasks.purge,
+)  # fmt: skip
+_below(
+    SERVE, "inbox", "Tasks from transactions of applications: take them; print the SQL.",
+    lists=False, run=inbox.run, sql=inbox.sql,
 )  # fmt: skip
 _below(
     WATCH, "history",

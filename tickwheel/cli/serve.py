@@ -136,6 +136,10 @@ class SettingsOptions(TypedDict, total=False):
         list[str] | None,
         option("A private network that pushes may reach; can be repeated.", "CIDR"),
     ]
+    inbox: Annotated[
+        str | None,
+        option("Database with an inbox: postgresql://… or sqlite:///PATH.", "URL"),
+    ]
     insecure: Annotated[
         bool, flag("Allow listening beyond this machine without tokens or without TLS.")
     ]
@@ -188,6 +192,12 @@ def _import_parts(settings: Settings) -> None:
         import tickwheel.server.metrics.exposition
     if settings.otlp_endpoint is not None:
         import tickwheel.server.metrics.otlp
+    if settings.inbox is not None:
+        from tickwheel.inbox import open_inbox
+
+        if settings.inbox.startswith("postgres"):
+            import tickwheel.inbox.postgresql
+        open_inbox(settings.inbox)  # raises for an invalid URL
     if settings.store.startswith("redis"):
         import tickwheel.persistence.redis.driver_redis
 

@@ -9,6 +9,7 @@ only the daemon answers an ack.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
@@ -33,6 +34,7 @@ from tickwheel.errors import (
     BadRequest,
     NotActive,
     SendTimeout,
+    StaleReceipt,
     TickwheelError,
     Undecodable,
     shown,
@@ -48,6 +50,8 @@ Item = tuple[Any, ...]
 """(id, attempt, due_ms, body) or the same with a map of options."""
 REASON_BYTES_MAX = 64 * 1024
 """Maximum bytes of a reason in UTF-8. The daemon accepts as many characters."""
+ACK_IN_S = 60.0
+"""Seconds that a transaction with an ack has to commit."""
 RECEIPT_BYTES = 18
 """Maximum bytes of one ack's id and attempt in a frame."""
 UNPACKED = 5
@@ -285,6 +289,24 @@ class Delivery(Delivered):
         """``ack`` without waiting; an answer that is not "acked" is logged."""
         self.settled = True
         self._batch.acks.add_unwatched(self._item[0], self._item[1])
+
+    async def ack_in(self, connection: Any, *, schema: str = "tickwheel") -> None:
+        """Acknowledge in the transaction of ``connection``, so that the handler's changes and the
+        ack commit together (docs/inbox.md). A worker acknowledges again when the handler returns,
+        which is harmless.
+
+        Raise StaleReceipt if the lease has ended, or another attempt has acknowledged the task in a
+        transaction; let the error roll back the transaction.
+        """
+        from tickwheel.client.sql import ack_command, write  # few programs need it
+
+        command = ack_command(self.topic, self.group, self.epoch, self.id, self.attempt)
+        word = await self.extend(ACK_IN_S)
+        if word != "extended":
+            raise StaleReceipt(f"task {self.id}, attempt {self.attempt}: {word}")
+        result = write(connection, command, schema)
+        if isinstance(result, Awaitable):
+            await result
 
     async def nack(
         self,

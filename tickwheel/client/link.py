@@ -58,6 +58,10 @@ class LinkOptions(ConnectOptions):
     codec: Codec
     checker: TaskChecker = field(default_factory=TaskChecker)
     checks: Checks = field(default_factory=Checks)
+    session: bytes | None = None
+    """The session of every link, which a later process may continue; None: a new one for each."""
+    first_number: int = 1
+    """The number of a link's first frame, apart from frames whose number the caller chooses."""
 
     @property
     def total_s(self) -> float:
@@ -135,7 +139,8 @@ class Link:
         """Open the link. Requests are sent once connected, or fail with the connection's error."""
         options = self.options
         self.state, self.is_started = "open", True
-        hello: dict[str, Any] = {"session": os.urandom(SESSION_BYTES), "token": options.token}
+        session = options.session or os.urandom(SESSION_BYTES)
+        hello: dict[str, Any] = {"session": session, "token": options.token}
         hello |= {
             "client": options.name,
             "host": socket.gethostname()[:255],
@@ -150,6 +155,7 @@ class Link:
             options, addresses, shard, hello, deliver=self._deliver, ended=self._ended,
             asked=self._asked, greeted=self._greeted,
         )  # fmt: skip
+        reconnector.number_from(options.first_number)
         self.producer = Producer(reconnector, options.total_s, options.retries)
         self.acks = Acks(reconnector, options.total_s)
         self.calls = Calls(reconnector, options.total_s, options.retries)

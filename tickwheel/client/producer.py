@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from itertools import chain, repeat
+from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ from tickwheel.client.tasks import (
 )
 from tickwheel.errors import (
     Draining,
+    FrameTooLarge,
     NotActive,
     OutcomeUnknown,
     Overloaded,
@@ -179,6 +181,24 @@ class Producer(Source):
         batch = Batch(self, FRAME_BYTES, began_s, deadline_s)
         future = batch.put(tasks, count, size)
         self.adopt(batch, is_timed=time_s is not None)
+        return future
+
+    def put_numbered(
+        self, tasks: Sequence[WireTask], size: int, number: int
+    ) -> asyncio.Future[Any]:
+        """Add tasks as a frame with this number, higher than all before it in the session. Return
+        the future of their Receipts, which gets every refusal; the frame is sent on each new
+        connection until it has an outcome. Raise ClientClosed."""
+        if self._stopped is not None:
+            raise self._stopped
+        batch = NumberedBatch(self, number)
+        future = batch.put(tasks, len(tasks), size)
+        self._tasks += batch.count
+        self._bytes += batch.bytes
+        self._unfinished.add(batch)
+        self._window.append(batch)
+        self._again.append(batch)
+        self.reconnector.wake()
         return future
 
     def add_columns(
@@ -561,6 +581,24 @@ class Batch(Resendable):
                 " been stored"
             )
         self.producer.give_up(self, error)
+
+
+class NumberedBatch(Batch):
+    """A frame whose number its caller has chosen and stored, so that a later process can repeat it.
+    It has no deadline, and its caller decides what follows a refusal."""
+
+    __slots__ = ()
+
+    def __init__(self, producer: Producer, number: int) -> None:
+        super().__init__(producer, FRAME_BYTES, producer.reconnector.loop.time(), inf)
+        self.number = number
+
+    def failed(self, error: TickwheelError) -> None:
+        is_sent_again = error.closes_connection and not isinstance(error, FrameTooLarge)
+        if not self.done and not is_sent_again and not isinstance(error, NotActive):
+            for future in self.futures:
+                fail(future, error)
+            self.producer.finish(self)
 
 
 class ColumnBatch(Batch):

@@ -224,6 +224,10 @@ class Reconnector:
 
     # --- for sources ----------------------------------------------------------------------------
 
+    def number_from(self, first: int) -> None:
+        """Number the next frames from ``first``."""
+        self._number = first - 1
+
     def next_number(self) -> int:
         self._number += 1
         return self._number

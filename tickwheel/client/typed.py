@@ -42,6 +42,7 @@ from tickwheel.client.encodings import content_of, extra
 from tickwheel.client.jobs import Unfit, check_awaits, check_function
 from tickwheel.client.keywords import TaskKeywords
 from tickwheel.client.requests import SYNCHRONOUS, needs_loop
+from tickwheel.client.sql import enqueue_command, write
 from tickwheel.client.task_options import Task
 from tickwheel.client.tasks import Receipt, TaskChecker, refuse_unknown
 from tickwheel.errors import BadRequest, shown
@@ -125,6 +126,11 @@ class TypedArguments(Generic[P]):
         options: dict[str, Any] = {k: v for k, v in self._task_options.items() if k != "timeout"}
         body = self._definition.body(args, kwargs)
         return Task(self.topic, body, **{**options, "encoding": self.encoding})
+
+    def enqueue_in(self, connection: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Enqueue a task with these arguments when the transaction of ``connection`` commits. Like
+        ``tickwheel.sql.enqueue``; ``await`` it with an asynchronous connection."""
+        return write(connection, enqueue_command(self.task(*args, **kwargs)))
 
 
 class BlockingTask(TypedArguments[P]):

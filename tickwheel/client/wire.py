@@ -2,6 +2,7 @@
 
 ``LinkedClient`` lets its program decide how it connects (``embedded``, the test wheel). With
 ``WireClient`` a program passes on the requests of others, in wire form (``tickwheel/gateway.py``).
+``NumberedClient`` continues the session of an earlier process (``tickwheel/inbox/``).
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.api.bulk import BulkPreview
 from tickwheel.api.frames import FrameType
+from tickwheel.api.kinds import ID
 from tickwheel.api.tasks import indexes_by_shard, rest_key
 from tickwheel.api.verb import Routing
 from tickwheel.api.verbs import VERBS
 from tickwheel.client.client import Client
 from tickwheel.client.merging import ask_in_parts, status_of
-from tickwheel.client.producer import Partly
+from tickwheel.client.producer import Partly, outcomes_of
 from tickwheel.client.requests import raise_first
 from tickwheel.client.shards import AWAY, checked_basis
 from tickwheel.client.tasks import merged_receipts, receipts, size_of
@@ -36,8 +38,11 @@ if TYPE_CHECKING:
     from tickwheel.client.encodings import Codec
     from tickwheel.client.link import Link
     from tickwheel.client.subscription import SubscribeOptions, Subscription
-    from tickwheel.client.tasks import Receipt
+    from tickwheel.client.tasks import Receipt, WireTask
+    from tickwheel.limits import Limits
 
+OTHER_NUMBERS = 2**52
+"""Numbers of a ``NumberedClient``'s frames, except its enqueues, which have lower numbers."""
 STATUS_S = 2.0
 """Seconds that a shard has to report its status."""
 
@@ -283,6 +288,72 @@ class WireClient(LinkedClient):
         subscriptions = self._link.subscriptions
         subscriptions.buffer_bytes_max = bytes_max
         return subscriptions.make(options, prefetch)
+
+
+class NumberedClient(Client):
+    """A client whose program stores its session and the numbers of its enqueues, so that another
+    process can repeat an enqueue, with the same session, number and tasks, and get its outcome
+    (``tickwheel/inbox/taker.py``)."""
+
+    def __init__(self, url: str | None, session: bytes, **options: Any) -> None:
+        super().__init__(url, **options)
+        self._options.session = session
+        self._options.first_number = OTHER_NUMBERS
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of the connected daemon."""
+        return self._checker.limits
+
+    async def count_shards(self) -> int:
+        """Return the number of shards, once connected."""
+        await self._know_shards()
+        return len(self._links)
+
+    async def ack(
+        self, topic: Any, group: Any, epoch: Any, task_id: Any, attempt: Any
+    ) -> str | None:
+        """Acknowledge a delivery of any consumer. Return its outcome; None: "acked". Raise
+        BadRequest."""
+        shards, links = await self._know_shards(), self._links
+        ID.check(task_id, "id", self.limits)
+        homes = (0,) if shards is None else shards.shards_of(task_id)
+        asking = (
+            links[shard].ask(FrameType.ACK, topic, group, epoch, (task_id,), (attempt,))
+            for shard in homes
+        )
+        words = [(answer or [None])[0] for answer in await asyncio.gather(*asking)]
+        return None if None in words else str(words[0])
+
+    async def put_numbered(
+        self, number: int, tasks: Sequence[WireTask]
+    ) -> list[Receipt | TickwheelError]:
+        """Enqueue tasks that fit a frame, and wait for the outcome however long it takes. Each
+        shard takes its part completely or not at all. Return the receipt of each task, or the error
+        of its part."""
+        shards, links = await self._know_shards(), self._links
+        parts = {0: list(range(len(tasks)))}
+        if shards is not None:
+            session = self._options.session or b""
+            parts = indexes_by_shard(tasks, session + number.to_bytes(8), len(links))
+
+        async def ask(shard: int, indexes: Sequence[int]) -> Sequence[Any]:
+            link = links[shard]
+            part = [tasks[index] for index in indexes]
+            try:
+                link.ready()
+                await link.connect()
+                future = link.producer.put_numbered(part, size_of(part), number)
+            except TickwheelError as error:
+                return [error] * len(part)
+            await asyncio.wait((future,))
+            return outcomes_of(future, len(part))
+
+        ends = await asyncio.gather(*(ask(*part) for part in parts.items()))
+        by_index: dict[int, Receipt | TickwheelError] = {}
+        for indexes, outcomes in zip(parts.values(), ends, strict=True):
+            by_index.update(zip(indexes, outcomes, strict=True))
+        return [by_index[index] for index in range(len(tasks))]
 
 
 def _stored(task_receipts: Sequence[Receipt]) -> tuple[Any, ...]:

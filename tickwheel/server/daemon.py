@@ -36,6 +36,7 @@ from tickwheel.persistence.contract import (
 from tickwheel.protocol import encode
 from tickwheel.server.access.logins import Entrance
 from tickwheel.server.access.tls import TlsServer
+from tickwheel.server.inbox import InboxProcess
 from tickwheel.server.logs import Log, LogRateLimit, configure
 from tickwheel.server.metrics.observed import probe_loop
 from tickwheel.server.outbound import Outbound
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tickwheel.clock import Sources
+    from tickwheel.server.companion import Companion
     from tickwheel.server.fleet.board import Member
     from tickwheel.server.http.api import Api
     from tickwheel.server.http.app import Http
@@ -133,6 +135,11 @@ class Daemon:
                 # A shard of a node can have moved by the time of a callback.
                 get_callback_url=lambda: self.roles.http_url if member is None else member.http,
                 connection=self.listener,
+            )
+        self.inbox: InboxProcess | None = None
+        if settings.inbox is not None and not is_embedded:
+            self.inbox = InboxProcess(
+                settings.inbox, self._logins, roles, url=lambda: self.url, connection=self.listener
             )
         self._api: Api | None = None
         self._http: Http | None = None
@@ -302,8 +309,7 @@ class Daemon:
             await self._close(shard, clean)
 
     async def _drain(self, shard: Shard) -> None:
-        if self.outbound is not None:
-            await self.outbound.stop()
+        await self._stop_companions()
         shard.draining = True
         if self._server is not None:
             self._server.close()
@@ -332,8 +338,7 @@ class Daemon:
     async def _close(self, shard: Shard | None, clean: bool) -> None:
         if self._server is not None:
             self._server.close()
-        if self.outbound is not None:
-            await self.outbound.stop()
+        await self._stop_companions()
         try:
             await self.roles.close_shard(shard, clean)
         finally:
@@ -345,6 +350,15 @@ class Daemon:
             if self._http is not None:
                 await self._http.stop()
             await self._entrance.stop()
+
+    # --- the daemon's own processes ----------------------------------------------------------
+
+    @property
+    def _companions(self) -> list[Companion]:
+        return [process for process in (self.outbound, self.inbox) if process is not None]
+
+    async def _stop_companions(self) -> None:
+        await asyncio.gather(*(process.stop() for process in self._companions))
 
     # --- connections -------------------------------------------------------------------------
 
@@ -358,20 +372,22 @@ class Daemon:
             self._exposition.attach(shard.core)
         if self.outbound is not None:
             self.outbound.serve(shard, operations)
+        if self.inbox is not None:
+            self.inbox.serve()
 
     def _role_changed(self, message: str) -> None:
         self.listener.leave_standby(message)
 
     def _deposed(self) -> None:
-        if self.outbound is not None:
-            self.outbound.stand_by()
+        for process in self._companions:
+            process.stand_by()
         self.listener.stand_by()
         if self._api is not None:
             self._api.stand_by()
 
     def _abort(self) -> None:
-        if self.outbound is not None:
-            self.outbound.stand_by()
+        for process in self._companions:
+            process.stand_by()
         self.listener.abort()
         if self._api is not None:
             self._api.stand_by()

@@ -26,13 +26,15 @@ WARNINGS = frozenset(
         "same_node_name", "clock_held",
         "rows_missing", "tokens_file_broken", "tokens_used_unwritable", "audit_unwritable",
         "audit_unfinished", "certificate_broken", "otlp_failed", "push_ended", "outbound_ended",
+        "inbox_ended", "inbox_trouble",
     )
 )  # fmt: skip
 """Events that are logged as warnings; most other events have the level info."""
 REPEATING = frozenset(
     (
         "election_trouble", "election_works_again", "store_trouble", "store_works_again",
-        "store_full", "store_has_room", "takeover_failed", "waiting", "deposed",
+        "store_full", "store_has_room", "takeover_failed", "waiting", "deposed", "inbox_ended",
+        "inbox_trouble", "inbox_works_again",
     )
 )  # fmt: skip
 """Events that can repeat endlessly by themselves; ``LogRateLimit`` limits their lines."""

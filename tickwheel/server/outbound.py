@@ -1,32 +1,25 @@
 """Controls the outbound process, which sends the tasks of groups with targets
 (``tickwheel/outbound/process.py``).
 
-The process is started for the first target or test request, restarted when it ends, and stopped
-when this daemon stops leading. It connects to the daemon as an ordinary client, with a secret that
-is created at each start. It receives the secret and the targets on its standard input. A daemon
-that uses TLS or does not listen opens a loopback port for it; clients of that port must
-authenticate as usual.
+The process is started for the first target or test request. It receives the targets on its
+standard input.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import secrets
 import sys
 from collections import Counter
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from tickwheel.errors import Overloaded, Refused, from_wire
-from tickwheel.history.daemon import kill, start_process
 from tickwheel.model.kinds import TargetRow
-from tickwheel.server.settings import local_host, split_address
+from tickwheel.server.companion import Companion
+from tickwheel.server.shard.callers import OUTBOUND
 
 if TYPE_CHECKING:
-    from asyncio.subprocess import Process
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from tickwheel.server.access.logins import Logins
     from tickwheel.server.roles import Roles
@@ -35,14 +28,6 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.shard import Shard
 
 COMMAND: Final = (sys.executable, "-m", "tickwheel.outbound.process")
-LINE_BYTES_MAX: Final = 16 * 1024 * 1024
-RESTART_S: Final = 0.2
-RESTART_MAX_S: Final = 5.0
-"""Minimum and maximum seconds before a restart. The pause doubles if the process ends soon."""
-HEALTHY_S: Final = 10.0
-"""Seconds after which the running process counts as healthy, which resets the pause."""
-STOP_S: Final = 5.0
-"""Maximum seconds to wait for requests in progress when the daemon stops."""
 ANSWER_S: Final = 60.0
 """Seconds to wait for an answer of the process."""
 ASKED_MAX: Final = 64
@@ -51,7 +36,7 @@ TOTALS: Final = ("sent", "acked", "failed")
 _numbers = count(1)
 
 
-class Outbound:
+class Outbound(Companion):
     """The outbound process. Call ``serve`` when this daemon begins to lead, ``stand_by`` when it
     stops leading, and ``stop`` at the end."""
 
@@ -65,21 +50,12 @@ class Outbound:
         get_callback_url: Callable[[], str | None],
         connection: Callable[[], asyncio.Protocol],
     ) -> None:
-        """``url`` returns the daemon's address, and ``get_callback_url`` the URL for callbacks of
-        endpoints; ``connection`` creates a protocol for the daemon's port."""
+        """``get_callback_url`` returns the URL for callbacks of endpoints."""
+        super().__init__("outbound", OUTBOUND, logins, roles, url=url, connection=connection)
         self._settings = settings
-        self._logins = logins
-        self._roles = roles
-        self._url, self._get_callback_url = url, get_callback_url
-        self._make_connection = connection
+        self._get_callback_url = get_callback_url
         self._shard: Shard | None = None
         self._operations: Operations | None = None
-        self._loopback_server: asyncio.Server | None = None
-        """The loopback port, if it is needed."""
-        self._work: asyncio.Task[None] | None = None
-        self._endings: set[asyncio.Task[None]] = set()
-        """Tasks that wait for the end of killed processes."""
-        self._process: Process | None = None
         self._sent_targets: dict[tuple[str, str], TargetRow] = {}
         """Targets that were sent to the process."""
         self._states: dict[tuple[str, str], dict[str, Any]] = {}
@@ -89,42 +65,19 @@ class Outbound:
         """Counts of all targets and processes since the start, including removed targets."""
         self._state_counts: Counter[str] = Counter()
         """Number of targets in each state."""
-        self.restarts = 0
 
     # --- roles -----------------------------------------------------------------------------------
 
     def serve(self, shard: Shard, operations: Operations) -> None:
         """Begin to send the tasks of a shard."""
-        self._shard, self._operations = shard, operations
+        self._shard, self._operations, self._is_wanted = shard, operations, True
         shard.outbound = self
         self.changed()
 
     def stand_by(self) -> None:
         """Stop sending immediately, because another daemon may lead."""
         self._shard = self._operations = None
-        self._logins.outbound_secret = b""
-        process, self._process = self._process, None
-        kill(process)
-        if self._work is not None:
-            self._work.cancel()
-            self._endings.add(self._work)
-            self._work.add_done_callback(self._endings.discard)
-            self._work = None
-        self._forget_process("the daemon is no longer active")
-
-    async def stop(self) -> None:
-        """Wait up to ``STOP_S`` for requests in progress, then end the process."""
-        process = self._process
-        self._operations = None  # prevents a restart
-        if process is not None:
-            self._write({"stop": True})
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STOP_S):
-                    await process.wait()
-        self.stand_by()
-        await asyncio.gather(*self._endings, return_exceptions=True)
-        if self._loopback_server is not None:
-            self._loopback_server.close()
+        super().stand_by()
 
     # --- for the operations ----------------------------------------------------------------------
 
@@ -212,71 +165,16 @@ class Outbound:
 
     # --- the process -----------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        if self._work is None and self._operations is not None:
-            self._work = asyncio.get_running_loop().create_task(self._run_repeatedly())
+    def _command(self) -> Sequence[str]:
+        return COMMAND
 
-    async def _run_repeatedly(self) -> None:
-        pause_s, loop = RESTART_S, asyncio.get_running_loop()
-        while self._operations is not None:
-            began_s = loop.time()
-            try:
-                ended = f"exit code {await self._run()}"
-            except OSError as error:
-                ended = f"the process cannot be started: {error.strerror}"
-            except ValueError:  # a killed process can leave a partial line
-                ended = "the output of the process was invalid"
-            self._forget_process("the outbound process has ended")
-            if self._operations is None:
-                return
-            self.restarts += 1
-            self._roles.on_event("outbound_ended", f"{ended}; restarting the process")
-            pause_s = (
-                RESTART_S if loop.time() - began_s > HEALTHY_S else min(RESTART_MAX_S, 2 * pause_s)
-            )
-            await asyncio.sleep(pause_s)
+    def _config(self) -> dict[str, Any]:
+        return {"allow": self._settings.push_networks, "callbacks": self.callback_url}
 
-    async def _run(self) -> int:
-        """Run the process once and return its exit code. Raise OSError if it cannot be started, or
-        ValueError for invalid output."""
-        url, secret = await self._address(), secrets.token_urlsafe(32)
-        self._logins.outbound_secret = secret.encode()
-        process = await start_process(COMMAND, answers=True, line_bytes_max=LINE_BYTES_MAX)
-        try:
-            self._process = process
-            networks = self._settings.push_networks
-            config = {"url": url, "token": secret, "allow": networks}
-            self._write(config | {"callbacks": self.callback_url})
-            self.changed()
-            for question, _ in self._questions.values():
-                self._write(question)
-            assert process.stdout is not None
-            async for line in process.stdout:
-                self._handle_line(json.loads(line))
-            code: int = await process.wait()
-            return code
-        finally:
-            if self._process is process:  # otherwise it was already killed
-                self._process = None
-                kill(process)
-            await _wait_until_ended(process)
-
-    async def _address(self) -> str:
-        """Return the URL at which the process connects to this daemon."""
-        bound = self._url() or ""
-        if bound.startswith("tcp://"):
-            host, port = split_address(bound, "listen")
-            host = local_host(host)
-            return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-        if self._loopback_server is None:
-            loop = asyncio.get_running_loop()
-            self._loopback_server = await loop.create_server(self._make_connection, "127.0.0.1", 0)
-        return f"tcp://127.0.0.1:{self._loopback_server.sockets[0].getsockname()[1]}"
-
-    def _write(self, line: Mapping[str, Any]) -> None:
-        process = self._process
-        if process is not None and process.stdin is not None and not process.stdin.is_closing():
-            process.stdin.write(json.dumps(line).encode() + b"\n")
+    def _started(self) -> None:
+        self.changed()
+        for question, _ in self._questions.values():
+            self._write(question)
 
     def _handle_line(self, line: Mapping[str, Any]) -> None:
         if "state" in line:
@@ -284,7 +182,7 @@ class Outbound:
             if (topic, group) in self._sent_targets:
                 self._note((topic, group), state)
         elif "ended" in line:
-            if self._operations is not None:
+            if self._is_wanted and self._operations is not None:
                 self._operations.targeting.end(*line["ended"])
                 self.changed()
         elif "answer" in line:
@@ -296,23 +194,13 @@ class Outbound:
             else:
                 answer.set_result(line["value"])
 
-    def _forget_process(self, reason: str) -> None:
+    def _ended(self, reason: str) -> None:
         """Forget the state of the process and fail its unanswered questions."""
         for key in list(self._sent_targets):
             self._forget(key)
         for _, answer in self._questions.values():
             if not answer.done():
                 answer.set_exception(Refused(f"{reason}; try again soon"))
-
-
-async def _wait_until_ended(process: Process) -> None:
-    """Wait up to ``STOP_S`` until a killed process has ended, because the loop can close
-    afterwards. asyncio reports its end only after its output was read."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(STOP_S):
-            assert process.stdout is not None
-            await process.stdout.read()
-            await process.wait()
 
 
 def row_map(row: TargetRow) -> dict[str, Any]:

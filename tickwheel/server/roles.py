@@ -581,6 +581,18 @@ still loading tasks serves."""
 IDS_NAMED_MAX = 3
 
 
+class InboxReader(Protocol):
+    """The process that takes tasks from an inbox, for metrics."""
+
+    restarts: int
+
+    @property
+    def is_waiting(self) -> bool: ...
+    @property
+    def delay_s(self) -> float: ...
+    def total(self, name: str) -> int: ...
+
+
 class Running(Protocol):
     """The interface of a daemon that STATUS and metrics read."""
 
@@ -593,6 +605,8 @@ class Running(Protocol):
     def connection_count(self) -> int: ...
     @property
     def outbound(self) -> Sender | None: ...
+    @property
+    def inbox(self) -> InboxReader | None: ...
     @property
     def member(self) -> Member | None: ...
 

@@ -117,6 +117,9 @@ class Settings(BaseSettings):
     """Allow other machines to connect without tokens or without TLS."""
     push_allow: str = ""
     """Private networks, separated by commas, in which targets are allowed."""
+    inbox: str | None = Field(default=None, repr=False)
+    """Database from which tasks are taken that applications write in their transactions:
+    postgresql://USER@HOST/DATABASE?schema=NAME or sqlite:///PATH."""
     backup_dir: str | None = None
     ready_file: str | None = None
     file_mode: Literal["0600", "0640", "0644"] = "0640"
@@ -395,6 +398,16 @@ class Settings(BaseSettings):
         if self.http is None:
             raise ValueError(
                 f"http_all ({self.http_all}) needs http, the HTTP address of each shard"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _inbox(self) -> Self:
+        """Refuse an inbox for several shards, because its process connects to this daemon alone."""
+        if self.inbox is not None and (self.processes != 1 or "shards=" in self.store):
+            raise ValueError(
+                "inbox is for a daemon with a single shard; for several shards, run"
+                " `tickwheel inbox run` beside them"
             )
         return self
 

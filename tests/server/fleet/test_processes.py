@@ -18,6 +18,7 @@ from tickwheel.persistence import ShardFolder, parse, shard_folder
 from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.server.fleet import processes
 from tickwheel.server.settings import Settings, load
+from tickwheel.server.shard.callers import OUTBOUND
 
 ROUTE = ("tcp://wheel.example:7355", "tcp://wheel.example:7356")
 rig = started(lambda: ShardRig(shard=1, route=",".join(ROUTE)))
@@ -187,7 +188,7 @@ def test_each_shard_has_addresses_and_files_of_its_own(tmp_path: Path) -> None:
 
 
 async def test_the_outbound_process_gets_no_route_to_other_shards(rig: ShardRig) -> None:
-    rig.logins.outbound_secret = b"secret of the moment"
+    rig.logins.companions[OUTBOUND] = b"secret of the moment"
     own = await rig.stranger().hello(token="secret of the moment")
     assert {"shard", "shards"}.isdisjoint(own[2])
     other = await rig.stranger().hello()

@@ -19,6 +19,7 @@ from tickwheel.errors import BadRequest
 from tickwheel.model.kinds import TARGET
 from tickwheel.server.settings import Settings, load
 from tickwheel.server.shard import targets as shard_targets
+from tickwheel.server.shard.callers import OUTBOUND
 
 URL = "https://93.184.216.34/hook"
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -54,7 +55,7 @@ async def test_a_group_has_a_target_or_subscribers(daemon: InProcess, sender: Fa
 
 
 async def test_the_process_that_sends_may_subscribe(daemon: InProcess, sender: FakeSender) -> None:
-    daemon.daemon._logins.outbound_secret = b"secret of the moment"
+    daemon.daemon._logins.companions[OUTBOUND] = b"secret of the moment"
     peer, ours = daemon.connect(), daemon.connect(token="secret of the moment")
     await peer.do(T.PUSH_SET, "t", "g", *PUSH)
     await ours.do(T.SUBSCRIBE, 1, "t", "g", 10, None)

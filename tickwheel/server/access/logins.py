@@ -35,7 +35,6 @@ from tickwheel.server.access.tokens import hash_of
 from tickwheel.server.logs import LogRateLimit
 from tickwheel.server.shard.callers import (
     ANONYMOUS,
-    OUTBOUND,
     TOKEN_HOLDER,
     Principal,
     QuotaBook,
@@ -84,8 +83,8 @@ class Logins:
         self._unauthenticated_log = LogRateLimit()
         self._former_tokens_log = LogRateLimit()
         self.quotas = QuotaBook()
-        self.outbound_secret = b""
-        """Current secret of the daemon's outbound process; empty if there is no such process."""
+        self.companions: dict[Principal, bytes] = {}
+        """Current secrets of the daemon's own processes (``server/companion.py``)."""
         self._defaults = Quotas(
             tasks_per_s=settings.quota_tasks_per_s,
             bytes_per_s=settings.quota_bytes_per_s,
@@ -136,8 +135,9 @@ class Logins:
         verified. Raise Unauthorized if neither is valid. Log the id of a former token together with
         the caller's ``address``."""
         text, expected = sent if isinstance(sent, str) else "", self._expected_token
-        if self.outbound_secret and hmac.compare_digest(_bytes(text), self.outbound_secret):
-            return OUTBOUND
+        for principal, secret in self.companions.items():
+            if hmac.compare_digest(_bytes(text), secret):
+                return principal
         self.check_certificate(peer)
         parts = parts_of(peer)
         if expected is None and self._path is None:

@@ -126,6 +126,8 @@ TOKEN_TEXT: Final = re.compile(r"tw_[0-9a-f]{12}(_|$)")
 TOKEN_HOLDER: Final = Principal("token", None)
 OUTBOUND: Final = Principal("outbound process", None)
 """The daemon's process that sends the tasks of groups with targets."""
+INBOX: Final = Principal("inbox process", None)
+"""The daemon's process that takes tasks from an inbox."""
 
 
 R = TypeVar("R")

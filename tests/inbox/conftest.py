@@ -1,0 +1,108 @@
+"""One PostgreSQL server for all tests of inboxes of a process; each test has its own database. The
+daemons and takers of a test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from support.daemon import Daemon
+from support.postgresql_inbox import PostgresServer
+from tickwheel.client.wire import NumberedClient
+from tickwheel.inbox import open_inbox
+from tickwheel.inbox.taker import Taker
+
+_numbers = count(1)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[PostgresServer]:
+    made = PostgresServer()
+    try:
+        yield made.start()
+    finally:
+        made.close()
+
+
+@pytest.fixture
+async def database(server: PostgresServer) -> AsyncIterator[str]:
+    """The URL of an empty database."""
+    name = f"app{next(_numbers)}"
+    admin = await asyncpg.connect(server.url())
+    try:
+        await admin.execute(f"CREATE DATABASE {name}")
+        yield server.url(name)
+        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    finally:
+        await admin.close()
+
+
+@pytest.fixture
+def make_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+    """``make_daemon(lease_default_s=1, …)``: a Daemon with these settings, not started yet."""
+    made: list[Daemon] = []
+
+    def make(**options: Any) -> Daemon:
+        made.append(Daemon(tmp_path / f"daemon-{len(made)}", **options))
+        return made[-1]
+
+    yield make
+    for daemon in made:
+        daemon.close()
+
+
+class Taking:
+    """A taker in this process, which can be killed and started again."""
+
+    def __init__(self, url: str, inbox: str) -> None:
+        self._url = url
+        self._inbox = inbox
+        self.options: dict[str, Any] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.start()
+
+    def start(self) -> None:
+        self.taker = Taker(
+            open_inbox(self._inbox),
+            lambda session: NumberedClient(self._url, session),
+            **self.options,
+        )
+        self._task = asyncio.create_task(self.taker.run())
+
+    async def kill(self) -> None:
+        """End it at once, wherever it is."""
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def stop(self) -> None:
+        assert self._task is not None
+        self.taker.stop()
+        await self._task
+
+    async def end(self) -> None:
+        """Wait until it ends by itself, and raise its error."""
+        assert self._task is not None
+        await self._task
+
+
+@pytest.fixture
+async def taking() -> AsyncIterator[Callable[..., Taking]]:
+    """``taking(url, inbox)``: a taker that is running."""
+    made: list[Taking] = []
+
+    def make(url: str, inbox: str) -> Taking:
+        made.append(Taking(url, inbox))
+        return made[-1]
+
+    yield make
+    for one in made:
+        with contextlib.suppress(BaseException):
+            await one.kill()

@@ -1,0 +1,554 @@
+"""The taker between an inbox, in PostgreSQL or SQLite, and a real daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import asyncpg
+import pytest
+
+from inbox.conftest import Taking
+from support.daemon import Daemon
+from support.waiting import LOOK_S, WAIT_S, Patience, comes, soon
+from tickwheel import BadRequest, Client, Conflict, StaleReceipt, Task, Unauthorized, sql, sync
+from tickwheel.client.sql import Command, write
+from tickwheel.client.wire import NumberedClient
+from tickwheel.inbox import contract, open_inbox, taker
+from tickwheel.inbox.contract import Batch
+from tickwheel.inbox.sqlite import SqliteInbox
+from tickwheel.server.settings import load
+
+HOUR_S = 3600.0
+T = TypeVar("T")
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def inbox(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty inbox."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'app.db'}"
+    return str(request.getfixturevalue("database"))
+
+
+class Application:
+    """A program that writes to its database."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.connection: Any = None
+
+    async def __aenter__(self) -> Self:
+        if self._url.startswith("sqlite"):
+            self.connection = sqlite3.connect(self._url.removeprefix("sqlite:///"))
+            return self
+        self.connection = await asyncpg.connect(self._url)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        closed = self.connection.close()
+        if isinstance(closed, Awaitable):
+            await closed
+
+    async def commit(self, *works: Callable[[Any], Any]) -> None:
+        """Run functions of the connection in one transaction."""
+        if isinstance(self.connection, sqlite3.Connection):
+            with self.connection:
+                await self._run(works)
+        else:
+            async with self.connection.transaction():
+                await self._run(works)
+
+    async def _run(self, works: Sequence[Callable[[Any], Any]]) -> None:
+        for work in works:
+            result = work(self.connection)
+            if isinstance(result, Awaitable):
+                await result
+
+    async def refused(self) -> list[tuple[str, str]]:
+        """Return (code, topic) of refused rows."""
+        if isinstance(self.connection, sqlite3.Connection):
+            rows: Any = self.connection.execute(
+                "SELECT code, topic FROM tickwheel_inbox_refused ORDER BY id"
+            ).fetchall()
+        else:
+            rows = await self.connection.fetch(
+                "SELECT code, topic FROM tickwheel.inbox_refused ORDER BY id"
+            )
+        return [tuple(row) for row in rows]
+
+    async def rows(self) -> int:
+        """Return the number of rows in the inbox."""
+        if isinstance(self.connection, sqlite3.Connection):
+            count = self.connection.execute("SELECT count(*) FROM tickwheel_inbox").fetchone()[0]
+            return int(count)
+        return int(
+            await self.connection.fetchval(
+                "SELECT (SELECT count(*) FROM tickwheel.inbox_0)"
+                " + (SELECT count(*) FROM tickwheel.inbox_1)"
+            )
+        )
+
+
+def enqueue(*tasks: Task) -> Callable[[Any], Any]:
+    def work(connection: Any) -> Any:
+        ends = [sql.enqueue(connection, task) for task in tasks]
+        return _all(ends) if ends and isinstance(ends[0], Awaitable) else None
+
+    return work
+
+
+async def _all(ends: list[Any]) -> None:
+    for end in ends:
+        await end
+
+
+async def keys(client: Client, topic: str = "orders.close") -> list[str]:
+    return sorted([str(task.key) async for task in client.list_tasks(topic=topic)])
+
+
+async def test_a_task_has_every_option_and_counts_its_delay_from_the_call(
+    make_daemon: Callable[..., Daemon], taking: Callable[..., Taking], inbox: str
+) -> None:
+    daemon = make_daemon().start()
+    made = taking(daemon.url, inbox)
+    await comes(lambda: made.taker.leads and made.taker.trouble is None)
+    async with Application(inbox) as application, Client(daemon.url) as client:
+        began = datetime.now(UTC)
+        properties = {"count": 3, "share": 0.5, "text": "ä", "flag": True}
+        await application.commit(
+            enqueue(
+                Task(
+                    "orders.close", b"\x00\xff", delay=HOUR_S, key="order-42", tag="fast",
+                    properties=properties, priority=7, ttl=60, order_key="o", encoding="json;v=2",
+                )
+            )
+        )  # fmt: skip
+        await comes(lambda: made.taker.taken)
+        (task,) = [task async for task in client.list_tasks(topic="orders.close")]
+        assert (task.key, task.tag, task.priority, task.order_key) == ("order-42", "fast", 7, "o")
+        assert dict(task.properties) == properties
+        assert task.encoding == "json;v=2"
+        late_s = (task.due - began).total_seconds() - HOUR_S
+        assert 0 <= late_s < 30
+
+
+async def test_a_rolled_back_transaction_has_no_task(
+    make_daemon: Callable[..., Daemon], taking: Callable[..., Taking], inbox: str
+) -> None:
+    daemon = make_daemon().start()
+    made = taking(daemon.url, inbox)
+    await comes(lambda: made.taker.leads)
+    async with Application(inbox) as application, Client(daemon.url) as client:
+        dropped = Task("orders.close", b"", delay=HOUR_S, key="dropped")
+
+        def fail(connection: Any) -> Any:
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await application.commit(enqueue(dropped), fail)
+        await application.commit(enqueue(Task("orders.close", b"", delay=HOUR_S, key="kept")))
+        await comes(lambda: made.taker.taken)
+        assert await keys(client) == ["kept"]
+
+
+async def test_commands_follow_the_enqueues_before_them(
+    make_daemon: Callable[..., Daemon], taking: Callable[..., Taking], inbox: str
+) -> None:
+    daemon = make_daemon().start()
+    made = taking(daemon.url, inbox)
+    await comes(lambda: made.taker.leads)
+    at = datetime.now(UTC).replace(microsecond=0) + timedelta(days=365)
+    tasks = [Task("orders.close", b"", delay=HOUR_S, key=key) for key in ("a", "b", "c")]
+    async with Application(inbox) as application, Client(daemon.url) as client:
+        await application.commit(
+            enqueue(*tasks),
+            lambda connection: sql.cancel(connection, topic="orders.close", key="a"),
+            lambda connection: sql.reschedule(connection, topic="orders.close", key="b", at=at),
+            enqueue(Task("orders.close", b"", delay=HOUR_S, key="a")),
+        )
+        await comes(lambda: made.taker.taken == 6)
+        dues = {task.key: task.due async for task in client.list_tasks(topic="orders.close")}
+        assert sorted(map(str, dues)) == ["a", "b", "c"]
+        assert dues["b"] == at
+        (task,) = [t async for t in client.list_tasks(topic="orders.close") if t.key == "c"]
+        await application.commit(lambda connection: sql.cancel(connection, task.id))
+        await comes(lambda: made.taker.taken == 7)
+        assert await keys(client) == ["a", "b"]
+
+
+async def test_refused_rows_are_kept_and_do_not_stop_the_others(
+    make_daemon: Callable[..., Daemon], taking: Callable[..., Taking], inbox: str
+) -> None:
+    daemon = make_daemon(delay_max_s=7200).start()
+    async with Application(inbox) as application, Client(daemon.url) as client:
+        database = open_inbox(inbox)
+        await database.open()
+        await database.close()
+        tasks = [
+            Task("far" if n in (3, 4, 17) else "orders.close", b"", key=f"{n:02}",
+                 delay=100 * HOUR_S if n in (3, 4, 17) else HOUR_S)
+            for n in range(20)
+        ]  # fmt: skip
+        await application.commit(enqueue(*tasks))
+        made = taking(daemon.url, inbox)
+        await comes(lambda: made.taker.taken == 20)
+        assert await application.refused() == [("due_too_far", "far")] * 3
+        assert len(await keys(client)) == 17
+        assert made.taker.refused == 3
+
+
+async def test_a_taker_that_died_after_sending_repeats_without_effect(
+    make_daemon: Callable[..., Daemon],
+    taking: Callable[..., Taking],
+    inbox: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The daemon is killed as well, so that it answers from its store."""
+    daemon = make_daemon().start()
+    confirmed = asyncio.Event()
+
+    def stop_before(self: Any) -> None:
+        confirmed.set()
+        raise asyncio.CancelledError
+
+    made = taking(daemon.url, inbox)
+    await comes(lambda: made.taker.leads)
+    async with Application(inbox) as application:
+        with monkeypatch.context() as patch:
+            patch.setattr(type(made.taker._inbox), "confirm", stop_before)
+            task = Task("orders.close", b"", delay=HOUR_S, key="a")
+            await application.commit(enqueue(task, task))
+            await soon(confirmed.wait())
+            await made.kill()
+        daemon.kill()
+        daemon.start()
+        made.start()
+        await application.commit(enqueue(Task("orders.close", b"", delay=HOUR_S, key="b")))
+        await comes(lambda: made.taker.taken)
+        async with Client(daemon.url) as client:
+            assert await keys(client) == ["a", "a", "b"]
+
+
+async def test_an_error_that_is_not_about_a_row_refuses_none(
+    make_daemon: Callable[..., Daemon],
+    taking: Callable[..., Taking],
+    inbox: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    daemon = make_daemon().start()
+    made = taking(daemon.url, inbox)
+    await comes(lambda: made.taker.leads)
+
+    async def revoked(self: NumberedClient, number: int, tasks: Sequence[Any]) -> list[Any]:
+        return [Unauthorized("the token was revoked")] * len(tasks)
+
+    async with Application(inbox) as application, Client(daemon.url) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(NumberedClient, "put_numbered", revoked)
+            await application.commit(enqueue(Task("orders.close", b"", delay=HOUR_S, key="a")))
+            with pytest.raises(Unauthorized):
+                await soon(made.end())
+        made.start()
+        await _come(lambda: keys(client), ["a"])
+        assert await application.refused() == []
+
+
+@pytest.mark.parametrize(("decision", "left"), [("resend", ["a"]), ("skip", [])])
+async def test_an_uncertain_batch_needs_a_decision(
+    make_daemon: Callable[..., Daemon],
+    taking: Callable[..., Taking],
+    inbox: str,
+    monkeypatch: pytest.MonkeyPatch,
+    decision: str,
+    left: list[str],
+) -> None:
+    daemon = make_daemon().start()
+    database = open_inbox(inbox)
+    await database.open()
+    await database.lead()
+    await database.take_over()
+    async with Application(inbox) as application:
+        await application.commit(enqueue(Task("orders.close", b"", delay=HOUR_S, key="a")))
+    rows = list(await database.read())
+    await database.record(Batch(b"s" * 16, 1, rows), 1)
+    await database.close()
+    monkeypatch.setattr(taker, "MEMORY_S", -1.0)
+    made = taking(daemon.url, inbox)
+    with pytest.raises(Conflict, match="may have been enqueued"):
+        await soon(made.end())
+    made.options = {"uncertain": decision}
+    made.start()
+    await comes(lambda: made.taker.leads and made.taker.trouble is None)
+    async with Application(inbox) as application, Client(daemon.url) as client:
+        await application.commit(enqueue(Task("other", b"", delay=HOUR_S)))
+        await comes(lambda: made.taker.taken)
+        assert await keys(client) == left
+
+
+async def test_a_second_taker_waits_for_the_first(
+    make_daemon: Callable[..., Daemon],
+    taking: Callable[..., Taking],
+    inbox: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(taker, "TIDY_S", 0.01)
+    daemon = make_daemon().start()
+    first = taking(daemon.url, inbox)
+    await comes(lambda: first.taker.leads)
+    second = taking(daemon.url, inbox)
+    async with Application(inbox) as application, Client(daemon.url) as client:
+        for number in range(3):
+            task = Task("orders.close", b"", delay=HOUR_S, key=str(number))
+            await application.commit(enqueue(task))
+        await comes(lambda: first.taker.taken == 3)
+        assert not second.taker.leads
+        await first.stop()
+        await application.commit(enqueue(Task("orders.close", b"", delay=HOUR_S, key="3")))
+        await comes(lambda: second.taker.taken == 1)
+        assert await keys(client) == ["0", "1", "2", "3"]
+
+
+async def test_rows_wait_while_the_backlog_is_full(
+    make_daemon: Callable[..., Daemon], taking: Callable[..., Taking], inbox: str
+) -> None:
+    daemon = make_daemon(scheduled_max=2).start()
+    made = taking(daemon.url, inbox)
+    await comes(lambda: made.taker.leads)
+    async with Application(inbox) as application, Client(daemon.url) as client:
+        for number in range(3):
+            task = Task("orders.close", b"", delay=HOUR_S, key=str(number))
+            await application.commit(enqueue(task))
+        await _come(lambda: keys(client), ["0", "1"])
+        await comes(lambda: "backlog_full" in (made.taker.trouble or ""))
+        await client.cancel(topic="orders.close", key="0")
+        await comes(lambda: made.taker.taken == 3)
+        assert made.taker.trouble is None
+        assert await keys(client) == ["1", "2"]
+        assert await application.refused() == []
+
+
+async def test_taken_rows_are_removed(
+    make_daemon: Callable[..., Daemon],
+    taking: Callable[..., Taking],
+    inbox: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(taker, "TIDY_S", 0.02)
+    monkeypatch.setattr("tickwheel.inbox.postgresql.ROTATE_ROWS", 1)
+    daemon = make_daemon().start()
+    made = taking(daemon.url, inbox)
+    await comes(lambda: made.taker.leads)
+    async with Application(inbox) as application:
+        await application.commit(enqueue(*[Task("t", b"", delay=HOUR_S)] * 50))
+        await comes(lambda: made.taker.taken == 50)
+        await _come(application.rows, 0)
+
+
+# --- acks in transactions ------------------------------------------------------------------------
+
+
+async def test_the_changes_of_a_handler_and_its_ack_commit_together(
+    make_daemon: Callable[..., Daemon], taking: Callable[..., Taking], inbox: str
+) -> None:
+    daemon = make_daemon(lease_default_s=0.5).start()
+    made = taking(daemon.url, inbox)
+    await comes(lambda: made.taker.leads)
+    async with (
+        Application(inbox) as application,
+        Client(daemon.url) as client,
+        client.subscribe("orders.close", group="g") as deliveries,
+    ):
+        await client.enqueue("orders.close", b"1")
+        first = await soon(anext(deliveries))
+        await application.commit(lambda connection: sql.ack(connection, first))
+        with pytest.raises(StaleReceipt, match="another attempt"):
+            await application.commit(lambda connection: sql.ack(connection, first))
+        await comes(lambda: made.taker.taken == 1)
+        assert await first.ack() == "acked"  # "done" has the same answer
+
+        await client.enqueue("orders.close", b"2")
+        second = await soon(anext(deliveries))
+        assert second.body == b"2"
+
+        def fail(connection: Any) -> Any:
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await application.commit(lambda connection: second.ack_in(connection), fail)
+        await second.nack(0)
+        third = await soon(anext(deliveries))
+        assert (third.body, third.attempt) == (b"2", 2)
+
+
+async def test_a_synchronous_delivery_is_acknowledged_in_a_transaction(
+    make_daemon: Callable[..., Daemon], taking: Callable[..., Taking], tmp_path: Path
+) -> None:
+    daemon = make_daemon().start()
+    made = taking(daemon.url, f"sqlite:///{tmp_path / 'app.db'}")
+    await comes(lambda: made.taker.leads)
+
+    def handle() -> None:
+        connection = sqlite3.connect(tmp_path / "app.db")
+        with sync.Client(daemon.url) as client:
+            client.enqueue("orders.close", b"1")
+            with client.subscribe("orders.close", group="g") as deliveries:
+                delivery = next(iter(deliveries))
+                delivery.ack_in(connection)
+                with pytest.raises(StaleReceipt, match="another attempt"):
+                    delivery.ack_in(connection)
+                connection.commit()
+        connection.close()
+
+    await asyncio.to_thread(handle)
+    await comes(lambda: made.taker.taken)
+
+
+async def test_a_lapsed_lease_refuses_the_transaction(
+    make_daemon: Callable[..., Daemon], database: str
+) -> None:
+    daemon = make_daemon(lease_default_s=0.2).start()
+    opened = open_inbox(database)
+    await opened.open()
+    async with (
+        Application(database) as application,
+        Client(daemon.url) as client,
+        client.subscribe("orders.close", group="g") as deliveries,
+    ):
+        await client.enqueue("orders.close", b"1")
+        first = await soon(anext(deliveries))
+        second = await soon(anext(deliveries))
+        with pytest.raises(StaleReceipt, match="attempt 1: stale"):
+            await application.commit(lambda connection: first.ack_in(connection))
+        await application.commit(lambda connection: second.ack_in(connection))
+        count = "SELECT count(*) FROM tickwheel.inbox_acks"
+        assert await application.connection.fetchval(count) == 1
+    await opened.close()
+
+
+# --- the daemon's own process --------------------------------------------------------------------
+
+
+async def test_a_daemon_takes_tasks_while_it_leads(
+    make_daemon: Callable[..., Daemon], inbox: str
+) -> None:
+    daemon = make_daemon(http=True, inbox=inbox).start()
+    async with Client(daemon.url) as client:
+        database = open_inbox(inbox)
+        await database.open()  # the daemon's process may not have created the tables yet
+        await database.close()
+        async with Application(inbox) as application:
+            task = Task("orders.close", b"", delay=HOUR_S, key="a")
+            await application.commit(enqueue(task))
+            await _come(lambda: keys(client), ["a"])
+            daemon.kill()
+            await application.commit(enqueue(Task("orders.close", b"", delay=HOUR_S, key="b")))
+            daemon.start()
+            await _come(lambda: keys(client), ["a", "b"])
+            assert daemon.terminate() == 0
+            assert "inbox_ended" not in daemon.log_text()
+
+
+async def _come(ask: Callable[[], Awaitable[T]], wanted: T) -> None:
+    """Wait until `ask` returns `wanted`."""
+    patience = Patience(WAIT_S)
+    answers = []
+    while not patience.is_over:
+        answers = [await ask()]
+        if answers == [wanted]:
+            return
+        await asyncio.sleep(LOOK_S)  # real time: other processes
+    raise AssertionError(f"{answers} instead of {wanted}")
+
+
+async def test_rows_that_an_application_inserts_itself_are_checked(
+    make_daemon: Callable[..., Daemon], taking: Callable[..., Taking], tmp_path: Path
+) -> None:
+    """SQLite has no functions, so that programs in other languages insert rows."""
+    inbox = f"sqlite:///{tmp_path / 'app.db'}"
+    daemon = make_daemon().start()
+    made = taking(daemon.url, inbox)
+    await comes(lambda: made.taker.leads)
+    connection = sqlite3.connect(tmp_path / "app.db")
+    insert = "INSERT INTO tickwheel_inbox (verb, topic, body, options) VALUES (?, ?, ?, ?)"
+    with connection:
+        for topic, options in [
+            ("good", "{}"), ("bad topic", "{}"), ("good", '{"unknown": 1}'), ("good", "[1]"),
+            ("good", '{"properties": {"n": 99999999999999999999999}}'), ("good", '{"key": "k"}'),
+        ]:  # fmt: skip
+            connection.execute(insert, ("enqueue", topic, "text", options))
+        connection.execute(insert, ("cancel", None, None, "{}"))
+    await comes(lambda: made.taker.taken == 7)
+    codes = connection.execute("SELECT code FROM tickwheel_inbox_refused ORDER BY id").fetchall()
+    assert [code for (code,) in codes] == ["bad_request"] * 5
+    connection.close()
+
+
+def test_a_row_of_an_unknown_form_is_not_written(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "app.db")
+    connection.executescript(sql.sqlite_sql())
+    with pytest.raises(sqlite3.IntegrityError):
+        write(connection, Command("explode", "t", b"", None, None, "{}"))
+    assert contract.ROWS_MAX > 1
+    connection.close()
+
+
+async def test_each_shard_takes_its_part_once(
+    make_daemon: Callable[..., Daemon],
+    taking: Callable[..., Taking],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A refusal of one shard concerns only its part of the batch."""
+    store = f"sqlite:///{tmp_path / 'shards'}/"
+    daemon = make_daemon(args=("--processes", "2"), store=store, delay_max_s=7200).start()
+    inbox = f"sqlite:///{tmp_path / 'app.db'}"
+    made = taking(daemon.url, inbox)
+    await comes(lambda: made.taker.leads)
+    tasks = [
+        Task("far" if n == 17 else "orders.close", b"", key=f"{n:02}",
+             delay=100 * HOUR_S if n == 17 else HOUR_S)
+        for n in range(40)
+    ]  # fmt: skip
+    died = asyncio.Event()
+
+    def die(self: Any) -> None:
+        died.set()
+        raise asyncio.CancelledError
+
+    async with Application(inbox) as application, Client(daemon.url) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(SqliteInbox, "confirm", die)
+            await application.commit(enqueue(*tasks))
+            await soon(died.wait())
+            await made.kill()
+        made.start()
+        await comes(lambda: made.taker.leads and made.taker.trouble is None)
+        await application.commit(enqueue(Task("orders.close", b"", delay=HOUR_S, key="last")))
+        await _come(lambda: keys(client), [*(f"{n:02}" for n in range(40) if n != 17), "last"])
+        assert await application.refused() == [("due_too_far", "far")]
+        await application.commit(
+            lambda connection: sql.cancel(connection, topic="orders.close", key="03")
+        )
+        await _come(lambda: _length(client), 39)
+
+
+async def _length(client: Client) -> int:
+    return len(await keys(client))
+
+
+def test_a_daemon_with_several_shards_has_no_inbox() -> None:
+    with pytest.raises(BadRequest, match="`tickwheel inbox run` beside them"):
+        load(None, {"processes": 2, "store": "sqlite:///shards/", "inbox": "sqlite:///app.db"})
+
+
+@pytest.mark.parametrize("url", ["mysql://host/app", "sqlite://app.db", "postgresql://h/d?schema="])
+def test_the_url_of_an_inbox_is_checked(url: str) -> None:
+    if "schema" in url:
+        url += "x" * 64
+    with pytest.raises(BadRequest, match="must be"):
+        open_inbox(url)

@@ -1,0 +1,232 @@
+"""Commands for the daemon, written into an inbox in the application's own transaction.
+
+A command is a row; a process of the daemon takes it when the transaction has committed
+(``tickwheel/inbox/``). ``write`` supports connections, cursors and sessions of asyncpg, psycopg,
+SQLAlchemy, Django and sqlite3, which it recognizes by the module of their class: this module
+imports none of them. On asynchronous connections it returns an awaitable.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tickwheel.api.times import Duration, duration_ms, moment_ms
+from tickwheel.client.task_options import Task
+from tickwheel.client.tasks import TaskChecker
+from tickwheel.errors import BY_CODE, BadRequest, TickwheelError, from_wire, shown
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+SCHEMA: Final = "tickwheel"
+COLUMNS: Final = ("verb", "topic", "body", "delay_ms", "due_ms", "options")
+TYPES: Final = ("text", "text", "bytea", "bigint", "bigint", "jsonb")
+"""The types of the columns in PostgreSQL."""
+REFUSAL_STATES: Final = "TW"
+"""The first letters of the SQLSTATE of errors that the inbox raises."""
+_CODE: Final = re.compile(r"\b([a-z_]+): ")
+_CHECKER = TaskChecker()
+
+
+class Command(NamedTuple):
+    """A row of an inbox. Its fields are those of ``COLUMNS``."""
+
+    verb: str
+    topic: str | None
+    body: bytes | None
+    delay_ms: int | None
+    due_ms: int | None
+    options: str
+    """JSON of a map."""
+
+
+# --- commands ------------------------------------------------------------------------------------
+
+
+def enqueue_command(task: Task) -> Command:
+    """Return the command that enqueues a task. Raise BadRequest for an invalid task, judged by the
+    default limits."""
+    (topic, body, delay_ms, *more), _ = _CHECKER.check(task)
+    options = dict(more[0]) if more else {}
+    due_ms = options.pop("due_ms", None)
+    return Command("enqueue", topic, body, delay_ms or None, due_ms, json.dumps(options))
+
+
+def cancel_command(task_id: int | None, topic: str | None, key: str | None) -> Command:
+    """Return the command that cancels tasks. Raise BadRequest for an invalid selection."""
+    return Command("cancel", topic, None, None, None, _selection(task_id, topic, key))
+
+
+def reschedule_command(
+    task_id: int | None,
+    topic: str | None,
+    key: str | None,
+    delay: Duration | None,
+    at: datetime | None,
+) -> Command:
+    """Return the command that gives tasks a new due time. Raise BadRequest."""
+    if (delay is None) == (at is None):
+        raise BadRequest("reschedule must have exactly one of delay and at")
+    delay_ms = None if delay is None else duration_ms(delay, "delay")
+    due_ms = None if at is None else moment_ms(at, "at")
+    return Command("reschedule", topic, None, delay_ms, due_ms, _selection(task_id, topic, key))
+
+
+def ack_command(topic: str, group: str, epoch: int, task_id: int, attempt: int) -> Command:
+    """Return the command that acknowledges a delivery."""
+    options = {"id": task_id, "group": group, "epoch": epoch, "attempt": attempt}
+    return Command("ack", topic, None, None, None, json.dumps(options))
+
+
+def _selection(task_id: int | None, topic: str | None, key: str | None) -> str:
+    if (task_id is None) != (topic is not None and key is not None):
+        raise BadRequest("select tasks either by task_id or by topic and key")
+    if task_id is not None:
+        if type(task_id) is not int or not 0 <= task_id < 2**63:
+            raise BadRequest(f"task_id must be an integer from 0 to 2^63 - 1, not {shown(task_id)}")
+        if topic is not None or key is not None:
+            raise BadRequest("select tasks either by task_id or by topic and key")
+        return json.dumps({"id": task_id})
+    _CHECKER.check(Task(str(topic), b"", key=key))
+    return json.dumps({"key": key})
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def write(connection: Any, command: Command, schema: str = SCHEMA) -> Any:
+    """Write a command in the current transaction of a connection. Return the id of its row, or an
+    awaitable of it. ``schema`` is that of the inbox in PostgreSQL. Raise BadRequest for an
+    unsupported connection, and the error of the inbox if it refuses the command."""
+    if not schema.isidentifier():
+        raise BadRequest(f"schema must be a name of letters and digits, not {shown(schema)}")
+    for base in type(connection).__mro__:
+        writer = _WRITERS.get(base.__module__.partition(".")[0])
+        if writer is not None:
+            with _refusals():
+                return writer(connection, command, schema)
+    raise BadRequest(
+        "connection must be one of asyncpg, psycopg, SQLAlchemy, Django or sqlite3, not"
+        f" {shown(connection)}"
+    )
+
+
+def _call(schema: str, places: Mapping[str, str] | None = None, place: str = "%s") -> str:
+    """Return the statement that writes a command in PostgreSQL."""
+    arguments = [
+        f"CAST({place if places is None else places[name]} AS {kind})"
+        for name, kind in zip(COLUMNS, TYPES, strict=True)
+    ]
+    return f'SELECT "{schema}".inbox_put({", ".join(arguments)})'
+
+
+def _insert(place: str) -> str:
+    """Return the statement that writes a command in SQLite."""
+    columns, places = ", ".join(COLUMNS), ", ".join([place] * len(COLUMNS))
+    return f"INSERT INTO tickwheel_inbox ({columns}) VALUES ({places})"
+
+
+async def _awaited(work: Awaitable[Any]) -> Any:
+    with _refusals():
+        return await work
+
+
+def _asyncpg(connection: Any, command: Command, schema: str) -> Awaitable[Any]:
+    places = {name: f"${number}" for number, name in enumerate(COLUMNS, 1)}
+    return _awaited(connection.fetchval(_call(schema, places), *command))
+
+
+def _psycopg(connection: Any, command: Command, schema: str) -> Any:
+    result = connection.execute(_call(schema), command)
+    if not isinstance(result, Awaitable):
+        return result.fetchone()[0]
+
+    async def finish() -> Any:
+        cursor = await result
+        return (await cursor.fetchone())[0]
+
+    return _awaited(finish())
+
+
+def _sqlite3(connection: Any, command: Command, schema: str) -> int:
+    return int(connection.execute(_insert("?"), command).lastrowid)
+
+
+def _django(connection: Any, command: Command, schema: str) -> int:
+    is_sqlite = connection.vendor == "sqlite"
+    _check_dialect(connection.vendor)
+    with connection.cursor() as cursor:
+        cursor.execute(_insert("%s") if is_sqlite else _call(schema), command)
+        return int(cursor.lastrowid if is_sqlite else cursor.fetchone()[0])
+
+
+def _sqlalchemy(connection: Any, command: Command, schema: str) -> Any:
+    if hasattr(connection, "run_sync"):
+        return _awaited(connection.run_sync(_sqlalchemy_sync, command, schema))
+    return _sqlalchemy_sync(connection, command, schema)
+
+
+def _sqlalchemy_sync(connection: Any, command: Command, schema: str) -> int:
+    from sqlalchemy import BigInteger, LargeBinary, String, bindparam, text
+    from sqlalchemy.engine import Connection
+
+    if not isinstance(connection, Connection):
+        connection = connection.connection()  # of a Session
+    dialect = connection.dialect.name
+    _check_dialect(dialect)
+    kinds = (String, String, LargeBinary, BigInteger, BigInteger, String)
+    values = [
+        bindparam(name, value, type_=kind())
+        for name, value, kind in zip(COLUMNS, command, kinds, strict=True)
+    ]
+    if dialect == "sqlite":
+        names = ", ".join(f":{name}" for name in COLUMNS)
+        insert = f"INSERT INTO tickwheel_inbox ({', '.join(COLUMNS)}) VALUES ({names})"
+        return int(connection.execute(text(insert).bindparams(*values)).lastrowid)
+    call = _call(schema, {name: f":{name}" for name in COLUMNS})
+    return int(connection.execute(text(call).bindparams(*values)).scalar_one())
+
+
+def _check_dialect(name: str) -> None:
+    if name not in ("postgresql", "sqlite"):
+        raise BadRequest(f"an inbox is in postgresql or sqlite, not {name!r:.60}")
+
+
+_WRITERS: Final[Mapping[str, Callable[[Any, Command, str], Any]]] = {
+    "asyncpg": _asyncpg,
+    "django": _django,
+    "psycopg": _psycopg,
+    "sqlalchemy": _sqlalchemy,
+    "sqlite3": _sqlite3,
+}
+"""Package of the connection's class → the function that writes with it."""
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Convert errors that the inbox raises to ours. The transaction has failed all the same."""
+    try:
+        yield
+    except Exception as error:
+        part: Any = error
+        while part is not None:
+            refusal = _refusal(part)
+            if refusal is not None:
+                raise refusal from error
+            part = getattr(part, "orig", None) or part.__cause__
+        raise
+
+
+def _refusal(error: Any) -> TickwheelError | None:
+    """Return our error in a driver's error, or None."""
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or ""
+    if state.startswith(REFUSAL_STATES) or type(error).__module__ == "sqlite3":
+        line = str(error).partition("\n")[0]
+        for match in _CODE.finditer(line):
+            if match[1] in BY_CODE:
+                return from_wire(match[1], line[match.end() :])
+    return None

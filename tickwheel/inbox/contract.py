@@ -1,0 +1,131 @@
+"""The contract between a taker and the database of an inbox.
+
+A *row* is one command that an application has written: enqueue, cancel, reschedule or ack. A
+*batch* is the part of the rows that is sent next. Invariants of every inbox:
+
+* ``read`` returns rows of committed transactions only. A row is returned after every row whose
+  transaction had committed when it was written, and before no row that it was written before in
+  the same transaction.
+* ``record`` makes the batch durable before it is sent. A row is in the range of exactly one batch,
+  apart from batches that repeat parts of the last range.
+* Only one taker records batches: ``record`` raises Fenced for any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Protocol
+
+from tickwheel.limits import Limits
+
+ROWS_MAX: Final = 1_000
+"""Maximum rows of a batch."""
+BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes of bodies after which no further row is read."""
+ACKS_S: Final = 7 * 86_400.0
+"""Seconds for which an inbox remembers which tasks were acknowledged in a transaction."""
+SWEEP_S: Final = 60.0
+"""Seconds between two removals of older ones."""
+
+
+class InboxTrouble(Exception):
+    """The database does not answer, or refuses a statement; the taker tries again."""
+
+
+class Fenced(InboxTrouble):
+    """Another taker has recorded a batch."""
+
+
+class Row(NamedTuple):
+    """A command of an application."""
+
+    id: int
+    verb: str
+    topic: str | None
+    body: bytes
+    delay_ms: int | None
+    due_ms: int | None
+    options: dict[str, Any]
+    """In the form of the protocol; of other commands: ``id`` or ``key``, and the
+    fields of a receipt."""
+    at_ms: int
+    """When it was written, by the clock of the database."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rows that are sent together."""
+
+    session: bytes
+    """The session in which the batch is sent."""
+    number: int
+    """The number of the batch in that session."""
+    rows: Sequence[Row]
+    rest: Sequence[Row] = field(default_factory=list)
+    """Rows of the same range that are sent afterwards."""
+    offset_ms: int = 0
+    """The daemon's clock minus that of the database."""
+    shards: int = 1
+    """The number of shards for which the batch was made."""
+    age_s: float = 0.0
+    """Seconds since it was recorded."""
+
+
+class Inbox(Protocol):
+    """An inbox in a database. Every method raises InboxTrouble."""
+
+    @property
+    def label(self) -> str:
+        """The database and the schema for messages, without secrets."""
+        ...
+
+    async def open(self) -> None:
+        """Connect, and create or check the tables."""
+        ...
+
+    async def lead(self) -> bool:
+        """Return whether this is now the only taker of the inbox."""
+        ...
+
+    async def take_over(self) -> Batch | None:
+        """Fence off earlier takers, and return the last recorded batch unless all its rows are
+        known to have been sent. It counts as recorded."""
+        ...
+
+    async def clock_ms(self) -> int:
+        """Return the time by the clock of the database."""
+        ...
+
+    async def announce(self, limits: Limits) -> None:
+        """Store the daemon's limits, by which rows are checked when they are written."""
+        ...
+
+    async def read(self) -> Sequence[Row]:
+        """Return the next rows that no confirmed batch has, at most ``ROWS_MAX``."""
+        ...
+
+    async def record(self, batch: Batch, count: int | None = None) -> None:
+        """Record a batch of the next ``count`` rows that ``read`` has returned; None: of the rows
+        of the last batch, which is not confirmed."""
+        ...
+
+    def confirm(self) -> None:
+        """Note that no row of the recorded batch has to be sent any more."""
+        ...
+
+    async def note_idle(self) -> None:
+        """Record that no batch is unconfirmed."""
+        ...
+
+    async def refuse(self, row: Row, code: str, message: str) -> None:
+        """Store a row that the daemon has refused, with its error. Repeating this is harmless."""
+        ...
+
+    async def tidy(self) -> None:
+        """Remove rows of confirmed batches, if this is possible without waiting."""
+        ...
+
+    async def close(self) -> None:
+        """Disconnect. Does nothing if it is not connected."""
+        ...

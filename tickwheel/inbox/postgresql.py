@@ -1,0 +1,537 @@
+"""An inbox in PostgreSQL: rows in the order in which their transactions became visible.
+
+``postgresql.sql`` has the tables. The position is a snapshot: all rows visible in it are taken, and
+the next rows are those visible in a newer one, the *target*, in the order of their ids. So a row
+whose transaction commits late is never skipped, and an open transaction delays its own rows only.
+The rows to look at are those of the transactions that were in progress in the snapshot, and of
+those that began later; both are found by an index, however old the snapshot is.
+
+Invariants: a transaction gets its xid before its rows get their ids, so a row of a transaction that
+began after ``bound`` was assigned has a higher id than ``floor``, which was read before. Statements
+that advance the position only insert; rows leave by TRUNCATE, whose lock is never waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
+
+import asyncpg
+
+from tickwheel.api.frames import SESSION_BYTES
+from tickwheel.errors import BadRequest, shown
+from tickwheel.inbox.contract import (
+    ACKS_S,
+    BYTES_MAX,
+    ROWS_MAX,
+    SWEEP_S,
+    Batch,
+    Fenced,
+    InboxTrouble,
+    Row,
+)
+from tickwheel.inbox.schema import SCHEMA, in_schema, postgresql_sql
+from tickwheel.limits import Limits
+
+LAYOUT: Final = 1
+CONNECT_S: Final = 10.0
+COMMAND_S: Final = 30.0
+ROTATE_ROWS: Final = 20_000
+ROTATE_S: Final = 60.0
+"""Rows, and seconds, after which new rows go into the other table, if there are any."""
+BATCHES_MAX: Final = 10_000
+"""Recorded batches after which the table of batches is truncated."""
+SESSION: Final[dict[str, str]] = {
+    "application_name": "tickwheel inbox",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "enable_seqscan": "off",  # the tables have no statistics
+    "idle_in_transaction_session_timeout": "0",
+    "jit": "off",
+    "lock_timeout": "0",
+    "plan_cache_mode": "force_generic_plan",
+    "search_path": "pg_catalog",
+    "statement_timeout": "0",
+}
+"""Settings of the taker's session, whatever the database's defaults are."""
+_COLUMNS: Final = "id, xid, verb, topic, body, delay_ms, due_ms, options::text AS options, at_ms"
+_VISIBLE: Final = "($5::text IS NULL OR pg_visible_in_snapshot(xid, $5::text::pg_snapshot))"
+_SIDE: Final = f"""
+    (SELECT found.* FROM pg_snapshot_xip($1::text::pg_snapshot) AS late(xid), LATERAL (
+        SELECT {_COLUMNS} FROM tickwheel.%(table)s AS r
+        WHERE r.xid = late.xid AND id > $4 AND {_VISIBLE.replace("(xid", "(r.xid")}
+        ORDER BY id LIMIT $6) AS found)
+    UNION ALL
+    (SELECT {_COLUMNS} FROM (
+        SELECT * FROM tickwheel.%(table)s
+        WHERE xid >= pg_snapshot_xmax($1::text::pg_snapshot) AND xid < $2::text::xid8
+            AND id > $4 AND {_VISIBLE} OFFSET 0) AS r
+    ORDER BY id LIMIT $6)
+    UNION ALL
+    (SELECT {_COLUMNS} FROM tickwheel.%(table)s
+    WHERE id > greatest($3::bigint, $4) AND (xid >= $2::text::xid8) IS NOT FALSE AND {_VISIBLE}
+    ORDER BY id LIMIT $6)
+"""
+_READ: Final = f"""
+SELECT pg_current_snapshot()::text AS snapshot, last.id AS last_id, r.*
+FROM (SELECT CASE WHEN is_called THEN last_value ELSE 0 END AS id FROM tickwheel.inbox_id) AS last
+LEFT JOIN LATERAL (
+    SELECT id, verb, topic, body, delay_ms, due_ms, options, at_ms, found FROM (
+        SELECT *, count(*) OVER () AS found,
+            sum(octet_length(body)) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING EXCLUDE CURRENT ROW)
+                AS bytes_before
+        FROM (
+            SELECT * FROM (
+                {_SIDE % {"table": "inbox_0"}} UNION ALL {_SIDE % {"table": "inbox_1"}}
+            ) AS new ORDER BY id LIMIT $6
+        ) AS first
+    ) AS measured WHERE coalesce(bytes_before, 0) < $7
+) AS r ON true ORDER BY r.id
+"""
+_RECORD: Final = """
+INSERT INTO tickwheel.inbox_batches (
+    seq, session, number, snapshot, bound, floor, target, after_id, until_id, is_last,
+    next_bound, next_floor, rows, ids, rest, offset_ms, shards
+)
+SELECT $1::bigint, $2::bytea, $3::bigint, $4::text::pg_snapshot, $5::text::xid8, $6::bigint,
+    $7::text::pg_snapshot, $8::bigint, $9::bigint, $10::boolean,
+    coalesce($11::text::xid8, pg_current_xact_id()), $12::bigint, $13::integer, $14::bigint[],
+    $15::bigint[], $16::bigint, $17::integer
+WHERE NOT EXISTS (SELECT FROM tickwheel.inbox_batches WHERE seq >= $1::bigint)
+RETURNING next_bound::text
+"""
+_LAST: Final = """
+SELECT seq, session, number, snapshot::text, bound::text, floor, target::text, after_id, until_id,
+    is_last, next_bound::text, next_floor, rows, ids, rest, offset_ms, shards,
+    extract(epoch FROM clock_timestamp() - at)::float8 AS age_s
+FROM tickwheel.inbox_batches ORDER BY seq DESC LIMIT 1
+"""
+_HAS_NEW: Final = """
+SELECT EXISTS (SELECT FROM tickwheel.%(table)s
+        WHERE xid >= pg_snapshot_xmax($1::text::pg_snapshot))
+    OR EXISTS (SELECT FROM tickwheel.%(table)s AS r, pg_snapshot_xip($1::text::pg_snapshot) AS x(id)
+        WHERE r.xid = x.id)
+"""
+_REFUSE: Final = """
+INSERT INTO tickwheel.inbox_refused
+    (id, at_ms, verb, topic, body, delay_ms, due_ms, options, code, message)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8::text::jsonb, $9, $10) ON CONFLICT (id) DO NOTHING
+"""
+_SWEEP: Final = """
+DELETE FROM tickwheel.inbox_acks WHERE at < clock_timestamp() - $1::float8 * interval '1 second'
+"""
+_LIMITS: Final = (
+    "body_bytes_max", "task_bytes_max", "delay_ms_max", "within_ms_max", "key_length_max",
+    "properties_max", "property_value_bytes_max",
+)  # fmt: skip
+
+
+class Base(NamedTuple):
+    """A position: all rows visible in the snapshot are taken."""
+
+    snapshot: str
+    bound: str
+    """An xid that was assigned after the snapshot."""
+    floor: int
+    """Rows of transactions from ``bound`` on have higher ids."""
+
+
+START: Final = Base("1:1:", "1", 0)
+"""The position before all transactions."""
+
+
+class PostgresInbox:
+    """The inbox in a schema of a PostgreSQL database."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        query = parse_qs(parts.query)
+        self._schema = query.pop("schema", [SCHEMA])[-1]
+        if not self._schema.isprintable() or not 0 < len(self._schema.encode()) < 64:
+            raise BadRequest(f"schema must be 1 to 63 bytes, not {shown(self._schema)}")
+        self._dsn = urlunsplit(parts._replace(query=urlencode(query, doseq=True)))
+        host = parts.netloc.rpartition("@")[2]
+        self.label = f"postgresql://{host}{parts.path}, schema {self._schema}"
+        self._connection: Any = None
+        self._seq = 0
+        self._base = START
+        self._target: str | None = None
+        """The snapshot whose new rows are being taken; None: all are."""
+        self._after = 0
+        """The highest id of the target's new rows that are confirmed."""
+        self._newest = START.snapshot
+        self._last_id = 0
+        """The last id that was given out before the last read ended."""
+        self._buffer: list[Row] = []
+        """Rows after ``_after`` that were read."""
+        self._is_whole = True
+        """Whether the buffer has all remaining new rows of the target."""
+        self._recorded: tuple[int, Base | None] | None = None
+        """The number of rows in the unconfirmed range, and the base after it if it is the last."""
+        self._last: tuple[Any, ...] = ()
+        """The values of the last record."""
+        self._is_noted = True
+        """Whether the last record says that nothing is unconfirmed."""
+        self._cluster = ""
+        self._is_moved = False
+        """Whether the position is of another cluster."""
+        self._side = 0
+        self._has_old = False
+        """Whether the table that takes no new rows may have rows."""
+        self._taken = self._batches = 0
+        """Rows taken since the tables changed, and batches since their table was truncated."""
+        self._rotated_s = self._swept_s = 0.0
+
+    def _sql(self, text: str) -> str:
+        return in_schema(text, self._schema)
+
+    # --- life ------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        async with _troubles(self.label):
+            self._connection = await asyncpg.connect(
+                self._dsn, timeout=CONNECT_S, command_timeout=COMMAND_S, server_settings=SESSION
+            )
+            await self._connection.execute(  # a batch must be durable before it is sent
+                "SELECT set_config('synchronous_commit', 'on', false)"
+                " WHERE current_setting('synchronous_commit') = 'off'"
+            )
+            await self._check()
+
+    async def _check(self) -> None:
+        """Create the tables if the schema has none. Raise InboxTrouble if the inbox cannot be
+        used."""
+        fetch = self._connection.fetchval
+        if await fetch("SELECT pg_is_in_recovery()"):
+            raise InboxTrouble(f"{self.label}: this server is a read-only standby")
+        encoding = await fetch("SHOW server_encoding")
+        if encoding != "UTF8":
+            raise InboxTrouble(f"{self.label}: the encoding must be UTF8, not {encoding}")
+        version = int(await fetch("SHOW server_version_num"))
+        if version < 140_000:
+            raise InboxTrouble(f"{self.label}: version 14 or later is needed, not {version}")
+        table = self._sql("tickwheel.inbox_state")
+        if await fetch("SELECT to_regclass($1) IS NULL", table):
+            try:
+                async with self._connection.transaction():
+                    await self._connection.execute(postgresql_sql(self._schema))
+            except (asyncpg.DuplicateTableError, asyncpg.UniqueViolationError):
+                pass  # another taker has just created them
+            except asyncpg.InsufficientPrivilegeError as error:
+                raise InboxTrouble(
+                    f"{self.label}: {error}; run the statements of `tickwheel inbox sql` as the"
+                    " role that owns the schema"
+                ) from None
+        layout = await fetch(f"SELECT layout FROM {table}")
+        if layout != LAYOUT:
+            raise InboxTrouble(
+                f"{self.label}: the layout is {layout}; this version supports {LAYOUT}"
+            )
+
+    async def lead(self) -> bool:
+        async with _troubles(self.label):
+            value = await self._connection.fetchval(
+                self._sql(
+                    "SELECT pg_try_advisory_lock(hashtext('tickwheel inbox'),"
+                    " 'tickwheel.inbox_state'::regclass::oid::bigint::bit(32)::integer)"
+                )
+            )
+            return bool(value)
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.terminate()
+
+    async def clock_ms(self) -> int:
+        async with _troubles(self.label):
+            return int(
+                await self._connection.fetchval(
+                    "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+                )
+            )
+
+    async def announce(self, limits: Limits) -> None:
+        values = [getattr(limits, name) for name in _LIMITS]
+        names = ", ".join(_LIMITS)
+        places = ", ".join(f"${number}::bigint" for number in range(1, len(values) + 1))
+        statement = (
+            f"UPDATE tickwheel.inbox_state SET ({names}) = ROW({places})"
+            f" WHERE ({names}) IS DISTINCT FROM ROW({places})"
+        )
+        async with _troubles(self.label):
+            await self._connection.execute(self._sql(statement), *values)
+
+    # --- taking over -----------------------------------------------------------------------------
+
+    async def take_over(self) -> Batch | None:
+        async with _troubles(self.label):
+            state = await self._connection.fetchrow(
+                self._sql("SELECT side, cluster FROM tickwheel.inbox_state")
+            )
+            self._side, self._has_old, self._rotated_s = state["side"], True, time.monotonic()
+            last = await self._connection.fetchrow(self._sql(_LAST))
+            batch = None
+            if last is None:
+                self._seq = 0
+                self._become(START, None, 0, [], is_whole=True)
+                self._last = (os.urandom(SESSION_BYTES), 0, *START, START.snapshot, 0, 0, True)
+                self._last += (START.bound, START.floor, 0, None, None, 0, 1)
+            else:
+                batch = await self._restore(last)
+            await self._insert(self._last)
+            # The ids of transactions mean nothing after a restore into another cluster.
+            self._cluster = str(
+                await self._connection.fetchval("SELECT system_identifier FROM pg_control_system()")
+            )
+            self._is_moved = state["cluster"] not in (None, self._cluster)
+            if state["cluster"] is None:
+                await self._store_cluster()
+        return batch
+
+    def _become(
+        self, base: Base, target: str | None, after: int, buffer: list[Row], *, is_whole: bool
+    ) -> None:
+        self._base, self._target, self._after = base, target, after
+        self._newest = target or base.snapshot
+        self._buffer, self._is_whole, self._recorded = buffer, is_whole, None
+
+    async def _restore(self, last: Any) -> Batch | None:
+        """Continue after the last record. Return its batch if it has rows."""
+        values = tuple(last.values())
+        self._seq, self._last = last["seq"], values[1:-1]
+        base = Base(last["snapshot"], last["bound"], last["floor"])
+        following = Base(last["target"], last["next_bound"], last["next_floor"])
+        self._last_id = last["next_floor"]
+        if not last["rows"]:
+            if last["is_last"]:
+                self._become(following, None, 0, [], is_whole=True)
+            else:
+                self._become(base, last["target"], last["after_id"], [], is_whole=False)
+            self._is_noted = True
+            return None
+        rows: list[Row] = []
+        after = last["after_id"]
+        while not rows or rows[-1].id < last["until_id"]:
+            more, _, _ = await self._fetch(base, last["target"], after)
+            if not more:
+                break
+            rows += more
+            after = more[-1].id
+        rows = [row for row in rows if row.id <= last["until_id"]]
+        ids = None if last["ids"] is None else set(last["ids"])
+        rest = set(last["rest"] or ())
+        sent = [row for row in rows if ids is None or row.id in ids]
+        if len(sent) != last["rows"]:
+            raise InboxTrouble(
+                f"{self.label}: batch {last['seq']} has {len(sent)} of its {last['rows']} rows"
+            )
+        self._become(base, last["target"], last["after_id"], rows, is_whole=last["is_last"])
+        self._recorded = len(rows), following if last["is_last"] else None
+        self._is_noted = False
+        return Batch(
+            last["session"], last["number"], sent, [row for row in rows if row.id in rest],
+            last["offset_ms"], last["shards"], last["age_s"],
+        )  # fmt: skip
+
+    async def _store_cluster(self) -> None:
+        statement = self._sql("UPDATE tickwheel.inbox_state SET cluster = $1")
+        await self._connection.execute(statement, self._cluster)
+
+    async def _realign(self) -> None:
+        """Replace the position, which is of another cluster; everything before it is confirmed.
+        Rows written since the restore have higher ids than all rows that were taken."""
+        last_id = self._last_id
+        async with self._connection.transaction():
+            before = await self._connection.fetchval(
+                self._sql("SELECT tickwheel.inbox_realign($1::text::pg_snapshot, $2)"),
+                self._base.snapshot, self._base.floor,
+            )  # fmt: skip
+            bound = await self._connection.fetchval(
+                "SELECT (pg_current_xact_id()::text::bigint + 1)::text"
+            )
+            await self._store_cluster()
+            values = (*self._last[:2], *self._base, before, 0, 0, True, bound, last_id)
+            await self._insert((*values, 0, None, None, 0, 1))
+        self._become(Base(before, bound, last_id), None, 0, [], is_whole=True)
+        self._is_moved, self._is_noted = False, True
+
+    # --- rows ------------------------------------------------------------------------------------
+
+    async def _fetch(
+        self, base: Base, target: str | None, after: int
+    ) -> tuple[list[Row], str, bool]:
+        """Return new rows, the current snapshot, and whether there are no more."""
+        records = await self._connection.fetch(
+            self._sql(_READ), *base, after, target, ROWS_MAX + 1, BYTES_MAX
+        )
+        first = records[0]
+        self._last_id = first["last_id"]
+        if first["id"] is None:
+            return [], first["snapshot"], True
+        rows = [
+            Row(r[2], r[3], r[4], r[5] or b"", r[6], r[7], json.loads(r[8]), r[9])
+            for r in records[:ROWS_MAX]
+        ]
+        return rows, first["snapshot"], first["found"] == len(rows)
+
+    async def read(self) -> Sequence[Row]:
+        if not self._buffer:
+            async with _troubles(self.label):
+                if self._is_moved and self._target is None:
+                    await self._realign()
+                rows, snapshot, is_whole = await self._fetch(self._base, self._target, self._after)
+            if not rows and self._target is not None:
+                raise InboxTrouble(f"{self.label}: rows that were not taken have vanished")
+            self._buffer, self._is_whole = rows, is_whole
+            self._newest = self._target or snapshot
+            if rows:
+                self._target = self._newest
+        return self._buffer
+
+    async def record(self, batch: Batch, count: int | None = None) -> None:
+        if count is None:
+            assert self._recorded is not None, "a batch is recorded"
+            count, _ = self._recorded
+        is_last = self._is_whole and count == len(self._buffer)
+        rows = len(batch.rows)
+        ids = None if rows == count else [row.id for row in batch.rows]
+        until = self._buffer[count - 1].id
+        await self._write(
+            batch.session, batch.number, self._target or self._newest, until, rows, ids,
+            [row.id for row in batch.rest] or None, batch.offset_ms, batch.shards,
+            is_last=is_last,
+        )  # fmt: skip
+        following = Base(self._target or self._newest, self._last[9], self._last[10])
+        self._recorded = count, following if is_last else None
+        self._is_noted = False
+
+    async def _write(
+        self, session: bytes, number: int, target: str, until: int, rows: int,
+        ids: list[int] | None, rest: list[int] | None, offset_ms: int, shards: int,
+        *, is_last: bool,
+    ) -> None:  # fmt: skip
+        values = (session, number, *self._base, target, self._after, until, is_last)
+        async with _troubles(self.label):
+            await self._insert((*values, None, self._last_id, rows, ids, rest, offset_ms, shards))
+
+    async def _insert(self, values: tuple[Any, ...]) -> None:
+        """Insert a record. ``values`` are those of the columns from ``session`` on; without a
+        ``next_bound`` it is the xid of this statement."""
+        self._seq += 1
+        bound = await self._connection.fetchval(self._sql(_RECORD), self._seq, *values)
+        if bound is None:
+            raise Fenced(f"{self.label}: another taker has recorded batch {self._seq}")
+        self._last = (*values[:9], bound, *values[10:])
+        self._batches += 1
+
+    def confirm(self) -> None:
+        assert self._recorded is not None, "a batch is recorded"
+        (count, following), self._recorded = self._recorded, None
+        self._taken += count
+        self._after = self._buffer[count - 1].id
+        del self._buffer[:count]
+        if following is not None:
+            self._base, self._target, self._after = following, None, 0
+            self._newest = following.snapshot
+
+    async def note_idle(self) -> None:
+        if self._is_noted or self._is_moved or self._recorded is not None:
+            return
+        is_last = self._target is None
+        await self._write(
+            self._last[0], self._last[1], self._target or self._newest, self._after, 0, None, None,
+            0, 1, is_last=is_last,
+        )  # fmt: skip
+        if is_last:
+            self._base = Base(self._newest, self._last[9], self._last[10])
+        self._is_noted = True
+
+    async def refuse(self, row: Row, code: str, message: str) -> None:
+        async with _troubles(self.label):
+            await self._connection.execute(
+                self._sql(_REFUSE), row.id, row.at_ms, row.verb, row.topic, row.body, row.delay_ms,
+                row.due_ms, json.dumps(row.options), code, message,
+            )  # fmt: skip
+
+    # --- removing rows ---------------------------------------------------------------------------
+
+    async def tidy(self) -> None:
+        is_between = self._target is None and self._recorded is None
+        if not is_between or self._buffer or self._is_moved:
+            return
+        async with _troubles(self.label):
+            if not self._has_old:
+                await self._rotate()
+            else:
+                await self.note_idle()  # a record whose rows are gone could not be repeated
+                await self._truncate_old()
+            if time.monotonic() - self._swept_s >= SWEEP_S:
+                self._swept_s = time.monotonic()
+                await self._connection.execute(self._sql(_SWEEP), ACKS_S)
+            if self._batches >= BATCHES_MAX:
+                await self._truncate_batches()
+
+    async def _rotate(self) -> None:
+        """Let new rows go into the other table, which is empty."""
+        age_s = time.monotonic() - self._rotated_s
+        if self._taken < ROTATE_ROWS and (not self._taken or age_s < ROTATE_S):
+            return
+        side = 1 - self._side
+        await self._connection.execute(
+            self._sql("UPDATE tickwheel.inbox_state SET side = $1"), side
+        )
+        self._side, self._has_old = side, True
+        self._taken, self._rotated_s = 0, time.monotonic()
+
+    async def _truncate_old(self) -> None:
+        """Truncate the table that takes no new rows, if all its rows are taken and no transaction
+        is using it."""
+        table = f"inbox_{1 - self._side}"
+        name = self._sql(f"tickwheel.{table}")
+        if not await self._connection.fetchval(f"SELECT EXISTS (SELECT FROM {name})"):
+            self._has_old = await self._connection.fetchval(
+                "SELECT pg_relation_size($1::text::regclass) > 0", name
+            )
+            if not self._has_old:
+                return
+        try:
+            async with self._connection.transaction():
+                await self._connection.execute(f"LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE NOWAIT")
+                has_new = await self._connection.fetchval(
+                    self._sql(_HAS_NEW % {"table": table}), self._base.snapshot
+                )
+                if not has_new:
+                    await self._connection.execute(f"TRUNCATE {name}")
+                    self._has_old = False
+        except asyncpg.LockNotAvailableError:
+            return  # a transaction is using it, or a dump
+
+    async def _truncate_batches(self) -> None:
+        name = self._sql("tickwheel.inbox_batches")
+        await self.note_idle()
+        try:
+            async with self._connection.transaction():
+                await self._connection.execute(f"LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE NOWAIT")
+                await self._connection.execute(f"TRUNCATE {name}")
+                await self._insert(self._last)
+        except asyncpg.LockNotAvailableError:
+            return
+        self._batches = 0
+
+
+@asynccontextmanager
+async def _troubles(label: str) -> AsyncIterator[None]:
+    """Convert errors of the database to InboxTrouble."""
+    try:
+        yield
+    except asyncpg.UniqueViolationError as error:
+        raise Fenced(f"{label}: {error}") from None
+    except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        text = str(error) or type(error).__name__
+        raise InboxTrouble(f"{label}: {text}") from None

@@ -1,0 +1,265 @@
+"""An inbox in SQLite, for an application and a daemon on one machine.
+
+``sqlite.sql`` has the tables. SQLite has one writer at a time, so the order of ids is the order of
+commits, and the position is an id. Rows are deleted together with the record of the next batch. A
+lock file next to the database selects the taker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+from tickwheel.errors import BadRequest, shown
+from tickwheel.inbox.contract import (
+    ACKS_S,
+    BYTES_MAX,
+    ROWS_MAX,
+    SWEEP_S,
+    Batch,
+    Fenced,
+    InboxTrouble,
+    Row,
+)
+from tickwheel.inbox.schema import sqlite_sql
+from tickwheel.limits import Limits
+
+T = TypeVar("T")
+LAYOUT: Final = 1
+BUSY_S: Final = 5.0
+"""Maximum seconds to wait for the application's transactions."""
+_READ: Final = """
+SELECT id, verb, topic, body, delay_ms, due_ms, options, at_ms FROM tickwheel_inbox
+WHERE id > ? ORDER BY id LIMIT ?
+"""
+_RECORD: Final = """
+UPDATE tickwheel_inbox_batch SET seq = seq + 1, session = ?, number = ?, after_id = ?, until_id = ?,
+    rows = ?, ids = ?, rest = ?, offset_ms = ?, shards = ?, recorded_ms = ?
+WHERE seq = ?
+"""
+
+
+class SqliteInbox:
+    """The inbox in a SQLite database."""
+
+    def __init__(self, url: str) -> None:
+        self._path = url.removeprefix("sqlite:///")
+        if not self._path or self._path == url or "?" in self._path:
+            raise BadRequest(f"inbox must be sqlite:///PATH, not {shown(url)}")
+        self.label = f"sqlite:///{self._path}"
+        self._connection: sqlite3.Connection | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._lock: int | None = None
+        self._seq = self._after = 0
+        self._buffer: list[Row] = []
+        self._recorded: int | None = None
+        """The number of rows in the unconfirmed range."""
+        self._is_noted = True
+        self._swept_s = 0.0
+        self._version: int | None = None
+        """SQLite's number of the data for which the last read returned no rows."""
+
+    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Return the result of ``work`` in the thread of the connection."""
+        connection, thread = self._connection, self._thread
+        if connection is None or thread is None:
+            raise InboxTrouble(f"{self.label}: not connected")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(thread, work, connection)
+        except sqlite3.Error as error:
+            raise InboxTrouble(f"{self.label}: {error}") from None
+
+    # --- life ------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "tickwheel-inbox")
+
+        def connect() -> sqlite3.Connection:
+            connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.executescript(f"BEGIN IMMEDIATE; {sqlite_sql()} COMMIT;")
+            return connection
+
+        try:
+            loop = asyncio.get_running_loop()
+            self._connection = await loop.run_in_executor(self._thread, connect)
+        except sqlite3.Error as error:
+            raise InboxTrouble(f"{self.label}: {error}") from None
+        layout = await self._run(_layout)
+        if layout != LAYOUT:
+            raise InboxTrouble(
+                f"{self.label}: the layout is {layout}; this version supports {LAYOUT}"
+            )
+
+    async def lead(self) -> bool:
+        if self._lock is not None:
+            return True
+        path = f"{self._path}-tickwheel-inbox.lock"
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            raise InboxTrouble(f"{path}: {error.strerror}") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        self._lock = lock
+        return True
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            if connection is not None:
+                thread.submit(connection.close)
+            await asyncio.to_thread(thread.shutdown)
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+    async def clock_ms(self) -> int:
+        return time.time_ns() // 1_000_000  # SQLite uses this machine's clock
+
+    async def announce(self, limits: Limits) -> None:
+        pass  # applications check tasks before they write them
+
+    # --- batches ---------------------------------------------------------------------------------
+
+    async def take_over(self) -> Batch | None:
+        return await self._run(self._take_over)
+
+    def _take_over(self, connection: sqlite3.Connection) -> Batch | None:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            connection.execute("UPDATE tickwheel_inbox_batch SET seq = seq + 1")
+            (last,) = connection.execute("SELECT * FROM tickwheel_inbox_batch").fetchall()
+        finally:
+            connection.execute("COMMIT")
+        _, seq, session, number, after, until, count, ids, rest, offset_ms, shards, at_ms = last
+        self._seq, self._after, self._version = seq, after, None
+        self._buffer, self._recorded, self._is_noted = [], None, True
+        if not count:
+            return None
+        rows: list[Row] = []
+        while more := _rows(connection, rows[-1].id if rows else after, ROWS_MAX):
+            rows += (row for row in more if row.id <= until)
+            if more[-1].id >= until:
+                break
+        sent = set(json.loads(ids)) if ids else {row.id for row in rows}
+        later = set(json.loads(rest)) if rest else set()
+        batch_rows = [row for row in rows if row.id in sent]
+        if len(batch_rows) != count:
+            raise InboxTrouble(
+                f"{self.label}: batch {seq} has {len(batch_rows)} of its {count} rows"
+            )
+        self._buffer, self._recorded, self._is_noted = rows, len(rows), False
+        age_s = max(0.0, time.time() - at_ms / 1000)
+        rest_rows = [row for row in rows if row.id in later]
+        return Batch(session, number, batch_rows, rest_rows, offset_ms, shards, age_s)
+
+    async def read(self) -> Sequence[Row]:
+        if not self._buffer:
+            self._buffer = await self._run(self._read)
+        return self._buffer
+
+    def _read(self, connection: sqlite3.Connection) -> list[Row]:
+        (version,) = connection.execute("PRAGMA data_version").fetchone()
+        if version == self._version:
+            return []
+        rows = _rows(connection, self._after, ROWS_MAX)
+        self._version = None if rows else version
+        return rows
+
+    async def record(self, batch: Batch, count: int | None = None) -> None:
+        if count is None:
+            assert self._recorded is not None, "a batch is recorded"
+            count = self._recorded
+        ids = None if len(batch.rows) == count else json.dumps([row.id for row in batch.rows])
+        rest = json.dumps([row.id for row in batch.rest]) if batch.rest else None
+        until = self._buffer[count - 1].id
+        await self._write(
+            batch.session, batch.number, self._after, until, len(batch.rows), ids, rest,
+            batch.offset_ms, batch.shards,
+        )  # fmt: skip
+        self._recorded, self._is_noted = count, False
+
+    async def _write(self, *values: Any) -> None:
+        """Replace the record, and delete the rows of confirmed batches."""
+        now_ms = await self.clock_ms()
+
+        def write(connection: sqlite3.Connection) -> int:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                count = connection.execute(_RECORD, (*values, now_ms, self._seq)).rowcount
+                if count:
+                    connection.execute("DELETE FROM tickwheel_inbox WHERE id <= ?", (self._after,))
+                connection.execute("COMMIT")
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            return count
+
+        if not await self._run(write):
+            raise Fenced(f"{self.label}: another taker has recorded a batch")
+        self._seq += 1
+
+    def confirm(self) -> None:
+        assert self._recorded is not None, "a batch is recorded"
+        self._after = self._buffer[self._recorded - 1].id
+        del self._buffer[: self._recorded]
+        self._recorded = None
+
+    async def note_idle(self) -> None:
+        if not self._is_noted and self._recorded is None:
+            await self._write(b"", 0, self._after, self._after, 0, None, None, 0, 1)
+            self._is_noted = True
+
+    async def refuse(self, row: Row, code: str, message: str) -> None:
+        values = (
+            *(row.id, row.at_ms, row.verb, row.topic, row.body, row.delay_ms, row.due_ms),
+            *(json.dumps(row.options), code, message),
+        )
+
+        def write(connection: sqlite3.Connection) -> None:
+            places = ", ".join("?" * len(values))
+            connection.execute(
+                f"INSERT OR IGNORE INTO tickwheel_inbox_refused VALUES ({places})", values
+            )
+
+        await self._run(write)
+
+    async def tidy(self) -> None:
+        await self.note_idle()
+        if time.monotonic() - self._swept_s >= SWEEP_S:
+            self._swept_s = time.monotonic()
+            until_ms = time.time_ns() // 1_000_000 - int(ACKS_S * 1000)
+            statement = "DELETE FROM tickwheel_inbox_acks WHERE at_ms < ?"
+            await self._run(lambda connection: connection.execute(statement, (until_ms,)))
+
+
+def _layout(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("SELECT layout FROM tickwheel_inbox_batch").fetchone()[0])
+
+
+def _rows(connection: sqlite3.Connection, after: int, limit: int) -> list[Row]:
+    """Return the next rows."""
+    rows, size = [], 0
+    for row_id, verb, topic, body, delay_ms, due_ms, text, at_ms in connection.execute(
+        _READ, (after, limit)
+    ):
+        data = body.encode() if isinstance(body, str) else body or b""
+        options = json.loads(text)
+        options = options if isinstance(options, dict) else {"options": options}
+        rows.append(Row(row_id, verb, topic, data, delay_ms, due_ms, options, at_ms))
+        size += len(data)
+        if size >= BYTES_MAX:
+            break
+    return rows
