@@ -209,9 +209,9 @@ def test_a_document_is_plain_english(path: Path) -> None:
 
 REFERENCE = ("protocol.md", "settings.md", "limits.md", "errors.md")
 """Documents that are looked up, not read."""
-PROSE_WORDS_MAX = 45_800
+PROSE_WORDS_MAX = 46_000
 """Maximum words of all other documents, code blocks and the decisions apart."""
-WORDS_MAX = 81_100
+WORDS_MAX = 81_300
 """Maximum words of `docs/*.md` and the three main documents, as `wc -w` counts them."""
 
 
