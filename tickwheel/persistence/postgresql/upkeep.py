@@ -237,6 +237,8 @@ class Upkeep:
             low = max(writer.id_mark, writer.parts.lows[-1], highest or 0) + 1
             if low <= ID_MAX and await writer.switch(NEW_PART, number, low):
                 self._counted.add(number)
+            else:
+                self._drops.append(drop_part(self._options.shard, number))
 
     async def _copy_parts(self, sources: list[int]) -> None:
         writer, shard, link = self._writer, self._options.shard, self._link
