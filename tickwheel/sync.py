@@ -464,10 +464,12 @@ class Delivery(_Wrapper[AsyncDelivery], Delivered):
     release = waits(AsyncDelivery.release)
     snooze = waits(AsyncDelivery.snooze)
 
-    def ack_in(self, connection: Any, *, schema: str = SCHEMA) -> None:
+    def ack_in(
+        self, connection: Any, *, schema: str = SCHEMA, timeout: Duration | None = None
+    ) -> None:
         """``ack_in`` of the asynchronous delivery, in the transaction of a synchronous
         connection."""
-        word = self.extend(ACK_IN_S)
+        word = self.extend(ACK_IN_S, timeout=timeout)
         if word != "extended":
             raise StaleReceipt(f"task {self.id}, attempt {self.attempt}: {word}")
         receipt = self.epoch, self.id, self.attempt

@@ -290,10 +290,12 @@ class Delivery(Delivered):
         self.settled = True
         self._batch.acks.add_unwatched(self._item[0], self._item[1])
 
-    async def ack_in(self, connection: Any, *, schema: str = "tickwheel") -> None:
+    async def ack_in(
+        self, connection: Any, *, schema: str = "tickwheel", timeout: Duration | None = None
+    ) -> None:
         """Acknowledge in the transaction of ``connection``, so that the handler's changes and the
         ack commit together (docs/inbox.md). A worker acknowledges again when the handler returns,
-        which is harmless.
+        which is harmless. ``timeout`` bounds the request to the daemon, not the write.
 
         Raise StaleReceipt if the lease has ended, or another attempt has acknowledged the task in a
         transaction; let the error roll back the transaction.
@@ -301,7 +303,7 @@ class Delivery(Delivered):
         from tickwheel.client.sql import ack_command, write  # few programs need it
 
         command = ack_command(self.topic, self.group, self.epoch, self.id, self.attempt)
-        word = await self.extend(ACK_IN_S)
+        word = await self.extend(ACK_IN_S, timeout=timeout)
         if word != "extended":
             raise StaleReceipt(f"task {self.id}, attempt {self.attempt}: {word}")
         result = write(connection, command, schema)
