@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from reports.browser import Browser
@@ -168,6 +169,7 @@ async def history_of(folder: Path, history: Path) -> Figures:
     return counted
 
 
+@pytest.mark.slow
 def test_figures_of_the_report_equal_the_daemons_own_counters(
     report: Callable[..., Report], browser: Browser, history: Path, tmp_path: Path
 ) -> None:

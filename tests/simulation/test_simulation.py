@@ -108,6 +108,7 @@ def test_every_run_of_the_whole_holds(seeds: int) -> None:
     assert counts["tasks"] > 10 * seeds and counts["deliveries"] > counts["tasks"]
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_run_in_every_process() -> None:
     others = _run("simulation.cases", "named", "named_whole")
     here, there = _case("named"), _case("named", others)
