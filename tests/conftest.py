@@ -149,8 +149,5 @@ def shared_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 @pytest.fixture(scope="session")
 def shared_postgres() -> Iterator[PostgresServer]:
     """One server for all tests that only read and write; each has schemas of its own."""
-    server = PostgresServer()
-    try:
-        yield server.start()
-    finally:
-        server.close()
+    with PostgresServer.running() as server:
+        yield server

@@ -20,11 +20,8 @@ DAY_MS = 86_400_000
 
 @pytest.fixture
 def postgres() -> Iterator[PostgresServer]:
-    server = PostgresServer()
-    try:
-        yield server.start()
-    finally:
-        server.close()
+    with PostgresServer.running() as server:
+        yield server
 
 
 def test_a_kill_between_enqueue_and_delivery_loses_no_task(

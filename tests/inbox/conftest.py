@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from support.daemon import Daemon
-from support.postgresql_inbox import PostgresServer
+from support.postgresql import PostgresServer
 from tickwheel.client.wire import NumberedClient
 from tickwheel.inbox import open_inbox
 from tickwheel.inbox.taker import Taker
@@ -24,21 +24,18 @@ _numbers = count(1)
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[PostgresServer]:
-    made = PostgresServer()
-    try:
-        yield made.start()
-    finally:
-        made.close()
+    with PostgresServer.running(max_prepared_transactions="4") as running:
+        yield running
 
 
 @pytest.fixture
 async def database(server: PostgresServer) -> AsyncIterator[str]:
     """The URL of an empty database."""
     name = f"app{next(_numbers)}"
-    admin = await asyncpg.connect(server.url())
+    admin = await asyncpg.connect(server.database_url())
     try:
         await admin.execute(f"CREATE DATABASE {name}")
-        yield server.url(name)
+        yield server.database_url(name)
         await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
     finally:
         await admin.close()

@@ -21,7 +21,7 @@ import pytest
 
 from inbox.conftest import Taking
 from support.daemon import Daemon
-from support.postgresql_inbox import PostgresServer
+from support.postgresql import PostgresServer
 from support.waiting import LOOK_S, WAIT_S, Patience, comes
 from tickwheel import Client, Delivery, Retry, StaleReceipt, Task, sql
 
@@ -167,18 +167,15 @@ async def test_tasks_equal_commits_over_many_deaths(
     make_daemon: Callable[..., Daemon], taking: Callable[..., Taking], seed: int
 ) -> None:
     """PostgreSQL dies as well; then the commit of a transaction can be unknown to the program."""
-    server = PostgresServer().start()
-    try:
+    with PostgresServer.running() as server:
         daemon = make_daemon().start()
-        checker = Checker(server.url(), 25_000, seed)
+        checker = Checker(server.database_url(), 25_000, seed)
         async with running(checker) as producing:
-            made = taking(daemon.url, server.url())
+            made = taking(daemon.url, server.database_url())
             while not producing.done():
                 await die(checker, daemon, made, server)
             await producing
             await compare(daemon, await checker.orders())
-    finally:
-        server.close()
 
 
 async def test_each_task_has_its_effect_once(

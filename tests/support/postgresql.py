@@ -14,7 +14,9 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,16 @@ class PostgresServer:
             command, check=True, capture_output=True, cwd=self.folder, timeout=60, **self._as_user
         )
 
+    @classmethod
+    @contextmanager
+    def running(cls, **settings: str) -> Iterator[PostgresServer]:
+        """Yield a running server, and remove it at the end."""
+        server = cls(**settings)
+        try:
+            yield server.start()
+        finally:
+            server.close()
+
     def start(self) -> PostgresServer:
         command = [str(self._programs / "postgres"), "-D", str(self.folder / "data")]
         command += ["-p", str(self.port)]
@@ -109,6 +121,10 @@ class PostgresServer:
         schema = schema or self.new_schema()
         settings = f"allow_volatile_store=1&schema={schema}{'&' if query else ''}{query}"
         return f"postgresql://{user}@127.0.0.1:{self.port}/{db}?{settings}"
+
+    def database_url(self, database: str = USER, user: str = USER, query: str = "") -> str:
+        """Return the URL of a database for any program."""
+        return f"postgresql://{user}@127.0.0.1:{self.port}/{database}{query}"
 
     def new_schema(self) -> str:
         self._schemas += 1

@@ -468,8 +468,8 @@ class Ownership:
             self._core.count_unfinished(group.topic.name, -1)
 
     def from_dead_letters(self, group: Group, task_id: int, *, is_owed: bool) -> None:
-        """Record that the task is no longer a dead letter of the group. ``is_owed`` means that the
-        group is owed it again; otherwise the caller must finish it."""
+        """Record that the task is no longer a dead letter of the group. If ``is_owed`` is
+        true, the group is owed it again; if not, the caller must finish it."""
         owed = self._core.owed.get(task_id)
         if owed is None:
             self._core.count_unfinished(group.topic.name, 1)

@@ -366,7 +366,7 @@ class PostgresInbox:
     async def _fetch(
         self, base: Base, target: str | None, after: int
     ) -> tuple[list[Row], str, bool]:
-        """Return new rows, the current snapshot, and whether there are no more."""
+        """Return new rows, the current snapshot, and whether these are all new rows."""
         records = await self._connection.fetch(
             self._sql(_READ), *base, after, target, ROWS_MAX + 1, BYTES_MAX
         )

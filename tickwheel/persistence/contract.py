@@ -699,7 +699,7 @@ class Administration(Protocol):
 
     async def begin_branch(self, *, watch_s: float | None = None) -> None:
         """On an operator's request, mark the shard so that its next epoch begins a new branch.
-        Raise StoreUnusable if there is no shard, or a daemon leads it."""
+        Raise StoreUnusable if the shard does not exist, or if a daemon leads it."""
         ...
 
     async def end_restore(self, after: str) -> None:

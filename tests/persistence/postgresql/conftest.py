@@ -17,11 +17,8 @@ Make = Callable[..., Subject]
 @pytest.fixture
 def server() -> Iterator[PostgresServer]:
     """A server of the test's own."""
-    made = PostgresServer()
-    try:
-        yield made.start()
-    finally:
-        made.close()
+    with PostgresServer.running() as running:
+        yield running
 
 
 @pytest.fixture

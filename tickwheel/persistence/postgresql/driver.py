@@ -160,7 +160,7 @@ _IDENTITY = ("28000", "28P01", "3D000")
 
 
 class NotConnected(StoreError):
-    """There is no connection, and nothing was sent."""
+    """PostgreSQL cannot be reached; nothing was sent."""
 
 
 class NoReply(StoreError):
