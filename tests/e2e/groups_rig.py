@@ -1,4 +1,4 @@
-"""What the end-to-end tests of groups share: a daemon on either store, and a raw consumer."""
+"""What the end-to-end tests of groups share: a daemon on each store, and a raw consumer."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from e2e.stores import running_store
 from support.daemon import Daemon
 from support.raw import TIMEOUT_S, Raw
-from support.redis_server import RedisServer
 from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol import Frame
 
@@ -22,26 +24,20 @@ SETTINGS = {
     "retry_factor": 1,
     "retry_jitter": 0,
     "retry_max": 3,
-    "leader_ttl_s": 5.0,
 }
 """Default settings of the daemons."""
 
 
 @contextmanager
-def daemon_on(store: str, folder: Path, **settings: Any) -> Iterator[Daemon]:
-    """A running daemon on ``sqlite`` or ``redis``."""
-    wanted = {**SETTINGS, **settings}
-    if store == "sqlite":
-        with Daemon(folder / "daemon", **wanted) as made:
-            yield made
-        return
-    server = RedisServer(folder / "redis").start()
-    try:
-        server.lay_out()
-        with Daemon(folder / "daemon", store=server.url(), **wanted) as made:
-            yield made
-    finally:
-        server.kill()
+def daemon_on(
+    store: str, folder: Path, request: pytest.FixtureRequest, **settings: Any
+) -> Iterator[Daemon]:
+    """A running daemon on a store of ``running_store``."""
+    with (
+        running_store(store, folder, request) as options,
+        Daemon(folder / "daemon", **{**SETTINGS, **options, **settings}) as made,
+    ):
+        yield made
 
 
 class Peer(Raw):

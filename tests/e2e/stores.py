@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +26,36 @@ def stores(*wanted: str, usual: int = 1) -> list[Any]:
     return [*wanted[:usual], *others]
 
 
+@contextmanager
+def running_store(
+    store: str, folder: Path, request: pytest.FixtureRequest
+) -> Iterator[dict[str, Any]]:
+    """Settings of a daemon on ``store``: ``sqlite``, ``postgresql``, or a driver of Redis."""
+    if store == "sqlite":
+        yield {}
+        return
+    if store == "postgresql":
+        postgres: PostgresServer = request.getfixturevalue("shared_postgres")
+        yield {"store": postgres.url(), "leader_ttl_s": 5}
+        return
+    server = RedisServer(folder / "redis").start().lay_out()
+    driver = "?driver=asyncio-redis" if store == "asyncio-redis" else ""
+    yield {"store": server.url() + driver, "leader_ttl_s": 5}
+    server.stop()
+
+
 def killed_on(
     *wanted: str, usual: int = 1, settings: Callable[[str, Path], dict[str, Any]] = nothing
 ) -> Any:
-    """A fixture: the daemon, not started yet. A store is ``sqlite``, ``postgresql``, or a driver of
-    Redis."""
+    """A fixture: the daemon, not started yet, on each of the stores (``running_store``)."""
 
     @pytest.fixture(params=stores(*wanted, usual=usual))
     def killed(
         request: pytest.FixtureRequest, make_daemon: Callable[..., Daemon], tmp_path: Path
     ) -> Iterator[Daemon]:
-        options = settings(request.param, tmp_path)
-        if request.param == "sqlite":
-            yield make_daemon(**options)
-            return
-        if request.param == "postgresql":
-            postgres: PostgresServer = request.getfixturevalue("shared_postgres")
-            daemon = make_daemon(store=postgres.url(), leader_ttl_s=5, **options)
+        with running_store(request.param, tmp_path, request) as options:
+            daemon = make_daemon(**options, **settings(request.param, tmp_path))
             yield daemon
-            daemon.close()
-            return
-        server = RedisServer(tmp_path / "redis").start().lay_out()
-        driver = "?driver=asyncio-redis" if request.param == "asyncio-redis" else ""
-        daemon = make_daemon(store=server.url() + driver, leader_ttl_s=5, **options)
-        yield daemon
-        daemon.close()  # while its Redis is there: else it waits for it
-        server.stop()
+            daemon.close()  # while its store is there: otherwise it waits for it
 
     return killed

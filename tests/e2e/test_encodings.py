@@ -19,7 +19,7 @@ KEYS = {"k": b"k" * 32}
 LONG = b"a line of a report\n" * 500
 BODIES = {b"plain": None, b"json": "json", LONG: "zlib", LONG + b"!": "json;v=2,zlib"}
 
-killed = killed_on("sqlite", "redis")
+killed = killed_on("sqlite", "redis", "postgresql")
 
 
 async def test_packed_bodies_are_unpacked_over_kills(killed: Daemon) -> None:

@@ -16,9 +16,9 @@ from tickwheel.api.frames import FrameType as T
 from tickwheel.model.records import CONSUMER_DIED
 
 
-@pytest.fixture(params=stores("sqlite", "redis"))
+@pytest.fixture(params=stores("sqlite", "redis", "postgresql"))
 def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Daemon]:
-    with daemon_on(request.param, tmp_path) as made:
+    with daemon_on(request.param, tmp_path, request) as made:
         yield made
 
 
@@ -338,9 +338,11 @@ def test_dead_letters_are_requeued_and_deleted_over_a_kill(daemon: Daemon) -> No
         assert peer.words(ids[1]) == ["deleted"]
 
 
-@pytest.mark.parametrize("store", stores("sqlite", "redis"))
-def test_dead_letters_are_kept_for_their_retention(store: str, tmp_path: Path) -> None:
-    with daemon_on(store, tmp_path, dead_retention_s=5) as daemon:
+@pytest.mark.parametrize("store", stores("sqlite", "redis", "postgresql"))
+def test_dead_letters_are_kept_for_their_retention(
+    store: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    with daemon_on(store, tmp_path, request, dead_retention_s=5) as daemon:
         with Peer(daemon.port) as peer:
             peer.do(T.GROUP_CREATE, "t", "other", {})
             peer.sub(0, "t", "g", retry="none")
@@ -431,9 +433,11 @@ def test_a_broadcast_creates_no_group(daemon: Daemon) -> None:
         peer.do(T.UNSUBSCRIBE, 0)
 
 
-@pytest.mark.parametrize("store", ["sqlite"])
-def test_a_slow_broadcast_is_ended_and_says_why(store: str, tmp_path: Path) -> None:
-    with daemon_on(store, tmp_path, broadcast_tasks_max=10) as daemon, Peer(daemon.port) as peer:
+def test_a_slow_broadcast_is_ended_and_says_why(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    few = daemon_on("sqlite", tmp_path, request, broadcast_tasks_max=10)
+    with few as daemon, Peer(daemon.port) as peer:
         peer.sub(5, "t", None, broadcast=True, prefetch=0)
         peer.put("t", *[b"x"] * 11)
         kind, sub, code, message = peer.next()

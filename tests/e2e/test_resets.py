@@ -38,7 +38,9 @@ def with_history(store: str, folder: Path) -> dict[str, Any]:
 
 
 killed = killed_on(
-    "sqlite", "redis without a history", "redis", "asyncio-redis", usual=2, settings=with_history
+    *("sqlite", "redis without a history", "redis", "asyncio-redis", "postgresql"),
+    usual=2,
+    settings=with_history,
 )
 
 

@@ -22,7 +22,7 @@ from tickwheel.cli.app import run
 HOUR_S = 3_600
 BODIES = {b"one": TRACE, b"half": HIGHEST, b"run": LOWEST, b"keyed": OTHER, b"none": None}
 
-killed = killed_on("redis", "sqlite")
+killed = killed_on("redis", "sqlite", "postgresql")
 
 
 async def test_a_trace_is_delivered_with_each_attempt_over_kills(killed: Daemon) -> None:

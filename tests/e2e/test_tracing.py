@@ -21,7 +21,7 @@ from tickwheel import Client, Delivery, Task, Worker, embedded
 from tickwheel.otel import instrument, processing
 from tickwheel.server.metrics import catalogue
 
-killed = killed_on("sqlite", "redis")
+killed = killed_on("sqlite", "redis", "postgresql")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ NINE_MS = round(NINE.timestamp() * 1000)
 WITHIN_S = 600
 
 
-killed = killed_on("sqlite", "redis")
+killed = killed_on("sqlite", "redis", "postgresql")
 
 
 async def test_chosen_due_times_survive_a_kill(killed: Daemon) -> None:
