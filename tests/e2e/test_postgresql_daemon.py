@@ -24,6 +24,39 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.fixture
+def standby(postgres: PostgresServer) -> Iterator[PostgresServer]:
+    """A streaming standby of ``postgres``, asynchronous at first."""
+    with PostgresServer.running(following=postgres) as server:
+        yield server
+
+
+def configure(server: PostgresServer, setting: str, value: str) -> None:
+    server.sql(f"ALTER SYSTEM SET {setting} = '{value}'", "SELECT pg_reload_conf()")
+    until(lambda: server.sql(f"SHOW {setting}")[0][0] == value, 20)
+
+
+def url_of_both(postgres: PostgresServer, standby: PostgresServer) -> str:
+    address = f"127.0.0.1:{postgres.port}"
+    return postgres.url().replace(address, f"{address},127.0.0.1:{standby.port}")
+
+
+def enqueue_far(daemon: Daemon, count: int = 50) -> list[int]:
+    with Raw(daemon.port) as raw:
+        _, ids = raw.enqueue(*[("t", b"%d" % n, DAY_MS) for n in range(count)])[2]
+        return list(ids)
+
+
+def states(daemon: Daemon, ids: list[int]) -> set[str]:
+    with Raw(daemon.port) as raw:
+        return {answer["state"] for answer in raw.call(T.LOOKUP, ids)[2]}
+
+
+def enqueues(daemon: Daemon) -> bool:
+    with Raw(daemon.port) as raw:
+        return bool(raw.enqueue(("t", b"after", DAY_MS))[0] != T.ERROR)
+
+
 def test_a_kill_between_enqueue_and_delivery_loses_no_task(
     make_daemon: Callable[..., Daemon], shared_postgres: PostgresServer
 ) -> None:
@@ -71,10 +104,41 @@ def test_the_daemon_outlives_a_restart_of_postgresql(
     postgres.kill()
     postgres.start()
 
-    def works() -> bool:
-        with Raw(daemon.port) as raw:
-            return bool(raw.enqueue(("t", b"after", DAY_MS))[0] != T.ERROR)
-
-    until(works, 20)
+    until(lambda: enqueues(daemon), 20)
     until(lambda: is_active(daemon), 20)
     assert status(daemon)["store_at"] == f"127.0.0.1:{postgres.port}"
+
+
+def test_a_promoted_synchronous_standby_has_all_confirmed_tasks(
+    make_daemon: Callable[..., Daemon], postgres: PostgresServer, standby: PostgresServer
+) -> None:
+    configure(postgres, "synchronous_standby_names", "*")
+    daemon = make_daemon(store=url_of_both(postgres, standby)).start()
+    assert "synchronous standbys" in status(daemon)["durability"]
+    ids = enqueue_far(daemon)
+    postgres.kill()
+    standby.sql("SELECT pg_promote()")
+    until(lambda: enqueues(daemon), 30)
+    assert states(daemon, ids) == {"scheduled"}
+    assert status(daemon)["store_at"] == f"127.0.0.1:{standby.port}"
+
+
+def test_a_promoted_standby_without_confirmed_tasks_ends_the_daemon(
+    make_daemon: Callable[..., Daemon], postgres: PostgresServer, standby: PostgresServer
+) -> None:
+    daemon = make_daemon(store=url_of_both(postgres, standby)).start()
+    received = enqueue_far(daemon)
+    ((position,),) = postgres.sql("SELECT pg_current_wal_lsn()")
+    caught_up = f"SELECT pg_last_wal_replay_lsn() >= '{position}'"
+    until(lambda: bool(standby.sql(caught_up)[0][0]), 20)
+    configure(standby, "primary_conninfo", "")
+    until(lambda: not standby.sql("SELECT FROM pg_stat_wal_receiver"), 20)
+    missed = enqueue_far(daemon)
+    postgres.kill()
+    standby.sql("SELECT pg_promote()")
+    assert daemon.wait(30) != 0
+    assert "came back older" in daemon.log_text()
+    daemon.start()
+    assert states(daemon, received) == {"scheduled"}
+    assert states(daemon, missed) == {"unknown"}
+    assert enqueues(daemon)

@@ -59,7 +59,8 @@ def folder_of_programs() -> Path:
 class PostgresServer:
     """A server that can be restarted on the same port and data."""
 
-    def __init__(self, **settings: str) -> None:
+    def __init__(self, following: PostgresServer | None = None, **settings: str) -> None:
+        """``following``: a running server of which this one is a streaming standby."""
         self._programs = folder_of_programs()
         self._user = USER if os.geteuid() == 0 else None
         self.folder = Path(tempfile.mkdtemp(prefix="tickwheel-postgresql-"))
@@ -70,6 +71,10 @@ class PostgresServer:
         if self._user is not None:
             owner = pwd.getpwnam(self._user)
             os.chown(self.folder, owner.pw_uid, owner.pw_gid)
+        if following is not None:
+            address = ("-h", "127.0.0.1", "-p", str(following.port), "-U", USER)
+            self._run("pg_basebackup", *address, "-R", "-X", "stream", "-c", "fast", "--no-sync")
+            return
         self._run("initdb", "-U", USER, "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync")
 
     @property
@@ -86,9 +91,11 @@ class PostgresServer:
 
     @classmethod
     @contextmanager
-    def running(cls, **settings: str) -> Iterator[PostgresServer]:
+    def running(
+        cls, following: PostgresServer | None = None, **settings: str
+    ) -> Iterator[PostgresServer]:
         """Yield a running server, and remove it at the end."""
-        server = cls(**settings)
+        server = cls(following, **settings)
         try:
             yield server.start()
         finally:
