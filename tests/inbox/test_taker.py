@@ -81,6 +81,11 @@ class Application:
             )
         return [tuple(row) for row in rows]
 
+    async def forget_refused(self) -> None:
+        is_sqlite = isinstance(self.connection, sqlite3.Connection)
+        table = "tickwheel_inbox_refused" if is_sqlite else "tickwheel.inbox_refused"
+        await self.commit(lambda connection: connection.execute(f"DELETE FROM {table}"))
+
     async def rows(self) -> int:
         """Return the number of rows in the inbox."""
         if isinstance(self.connection, sqlite3.Connection):
@@ -199,6 +204,30 @@ async def test_refused_rows_are_kept_and_do_not_stop_the_others(
         await comes(lambda: made.taker.taken == 20)
         assert await application.refused() == [("due_too_far", "far")] * 3
         assert len(await keys(client)) == 17
+        assert made.taker.refused == 3
+
+
+async def test_rows_wait_while_the_table_of_refused_rows_is_full(
+    make_daemon: Callable[..., Daemon],
+    taking: Callable[..., Taking],
+    inbox: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(taker, "REFUSED_MAX", 2)
+    daemon = make_daemon(delay_max_s=7200).start()
+    async with Application(inbox) as application, Client(daemon.url) as client:
+        database = open_inbox(inbox)
+        await database.open()
+        await database.close()
+        far = [Task("far", b"", key=f"far-{n}", delay=100 * HOUR_S) for n in range(3)]
+        await application.commit(enqueue(*far, Task("orders.close", b"", key="1", delay=HOUR_S)))
+        made = taking(daemon.url, inbox)
+        await comes(lambda: "2 refused rows" in (made.taker.trouble or ""))
+        assert await application.refused() == [("due_too_far", "far")] * 2
+        await application.commit(enqueue(Task("orders.close", b"", key="2", delay=HOUR_S)))
+        await application.forget_refused()
+        await _come(lambda: keys(client), ["1", "2"])
+        assert await application.refused() == [("due_too_far", "far")]
         assert made.taker.refused == 3
 
 

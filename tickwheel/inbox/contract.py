@@ -25,6 +25,8 @@ BYTES_MAX: Final = 4 * 1024 * 1024
 """Bytes of bodies after which no further row is read."""
 ACKS_S: Final = 7 * 86_400.0
 """Seconds for which an inbox remembers which tasks were acknowledged in a transaction."""
+REFUSED_MAX: Final = 10_000
+"""Maximum stored rows that the daemon has refused. Then no row is taken until some are deleted."""
 SWEEP_S: Final = 60.0
 """Seconds between two removals of older ones."""
 
@@ -120,6 +122,10 @@ class Inbox(Protocol):
 
     async def refuse(self, row: Row, code: str, message: str) -> None:
         """Store a row that the daemon has refused, with its error. Repeating this is harmless."""
+        ...
+
+    async def count_refused(self) -> int:
+        """Return how many refused rows are stored."""
         ...
 
     async def tidy(self) -> None:

@@ -459,6 +459,11 @@ class PostgresInbox:
                 row.due_ms, json.dumps(row.options), code, message,
             )  # fmt: skip
 
+    async def count_refused(self) -> int:
+        async with _troubles(self.label):
+            statement = self._sql("SELECT count(*) FROM tickwheel.inbox_refused")
+            return int(await self._connection.fetchval(statement))
+
     # --- removing rows ---------------------------------------------------------------------------
 
     async def tidy(self) -> None:

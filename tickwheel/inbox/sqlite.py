@@ -236,6 +236,10 @@ class SqliteInbox:
 
         await self._run(write)
 
+    async def count_refused(self) -> int:
+        statement = "SELECT count(*) FROM tickwheel_inbox_refused"
+        return await self._run(lambda connection: int(connection.execute(statement).fetchone()[0]))
+
     async def tidy(self) -> None:
         await self.note_idle()
         if time.monotonic() - self._swept_s >= SWEEP_S:

@@ -39,7 +39,7 @@ from tickwheel.errors import (
     TlsFailed,
     Unauthorized,
 )
-from tickwheel.inbox.contract import Batch, Inbox, InboxTrouble, Row
+from tickwheel.inbox.contract import REFUSED_MAX, Batch, Inbox, InboxTrouble, Row
 
 if TYPE_CHECKING:
     from tickwheel.client.tasks import WireTask
@@ -90,6 +90,8 @@ class Taker:
         self._shards = 1
         self._session, self._number = b"", 0
         """The session of this term, and the number of its last batch."""
+        self._refusals_left = 0
+        """How many more rows can be refused before their table is counted again."""
         self.taken = self.refused = 0
         """Numbers of rows that were sent, and that the daemon refused."""
         self.delay_s = 0.0
@@ -262,8 +264,16 @@ class Taker:
             self._number = batch.number
 
     async def _refuse(self, row: Row, error: TickwheelError) -> None:
+        if self._refusals_left <= 0:
+            self._refusals_left = REFUSED_MAX - await self._inbox.count_refused()
+        if self._refusals_left <= 0:
+            raise InboxTrouble(
+                f"{self._inbox.label}: {REFUSED_MAX} refused rows are stored, which is the maximum;"
+                " examine and delete them"
+            )
         LOGGER.warning("row %d was refused: %s: %s", row.id, error.code, error.message)
         await self._inbox.refuse(row, error.code, error.message)
+        self._refusals_left -= 1
         self.refused += 1
 
     async def _enqueue(
