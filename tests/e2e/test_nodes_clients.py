@@ -337,6 +337,7 @@ def test_commands_show_nodes_and_move_shards(pair: Nodes) -> None:
     other = "b" if leaders[0] == "a" else "a"
     assert cli.one("shards", "move", "0", other) == {"shard": 0, "node": other}
     until(lambda: pair.leaders(other)[0] == other, 60, pair.log)
+    pair.until_led("a", "ab")  # another shard moves in exchange
     until(lambda: cli.code("shards") == 0, 60, pair.log)
     [first] = [entry for entry in cli.json("shards") if entry["shard"] == 0]
     assert (first["node"], first["placed"]) == (other, other)

@@ -25,7 +25,8 @@ from mutations.changes import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 600
+TIMEOUT_S = 900
+"""Longer than a torture run that waits for producers and for the end, 300 s each."""
 FAILED = 1
 """pytest's exit code when tests ran and failed; anything else is not a finding."""
 
