@@ -131,6 +131,23 @@ async def test_a_number_used_by_a_late_subscribe_is_freed(
         assert (await soon(anext(subscription))).body == b"x"
 
 
+async def test_a_number_kept_by_refused_subscribes_is_freed() -> None:
+    """While a store refuses batches, a subscription is there, but its group may not be stored."""
+    async with FakeDaemon() as daemon, daemon.client(send_timeout=5.0) as client:
+        peer, subscription, _ = await consume(daemon, client)
+        peer.close()
+        peer = await daemon.peer()
+        peer.auto.discard(T.UNSUBSCRIBE)
+        for _ in range(3):
+            peer.error(await peer.next(T.SUBSCRIBE), "refused", "the store refuses batches")
+            again = await peer.next(T.SUBSCRIBE)
+            peer.error(again, "conflict", "sub 1 is in use on this connection")
+            peer.ok(await peer.next(T.UNSUBSCRIBE))
+        peer.ok(await peer.next(T.SUBSCRIBE), {"lease_ms": 30_000})
+        peer.deliver(again[2], b"x")
+        assert (await soon(anext(subscription))).body == b"x"
+
+
 # --- at most once, and broadcasts ------------------------------------------------------------
 
 

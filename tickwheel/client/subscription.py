@@ -44,6 +44,7 @@ from tickwheel.errors import (
     Conflict,
     ConnectionLost,
     NotFound,
+    OutcomeUnknown,
     ProtocolError,
     TickwheelError,
     Undecodable,
@@ -607,7 +608,10 @@ class Subscription:
                 except ConnectionLost:
                     continue
                 except Conflict as conflict:
-                    if not undone and await self._undo():
+                    if await self._undo():
+                        if undone:
+                            text = "the daemon refuses to subscribe, and keeps the number"
+                            raise OutcomeUnknown(text) from conflict
                         undone = True
                         continue
                     if self.mismatch is None or SET_OTHERWISE not in conflict.message:
@@ -621,8 +625,8 @@ class Subscription:
             self._subscribing = False
 
     async def _undo(self) -> bool:
-        """Unsubscribe in case an earlier SUBSCRIBE was not answered in time and took the number.
-        Return whether it is free now. Otherwise the conflict has another cause."""
+        """Unsubscribe in case an earlier SUBSCRIBE took the number, but was not answered in time or
+        not stored. Return whether it is free now. Otherwise the conflict has another cause."""
         try:
             await self._call(FrameType.UNSUBSCRIBE, self._number, repeat=False)
         except NotFound:
