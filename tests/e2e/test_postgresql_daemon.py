@@ -18,16 +18,19 @@ from tickwheel.api.frames import FrameType as T
 DAY_MS = 86_400_000
 
 
+SAFE = {"fsync": "on", "full_page_writes": "on"}
+
+
 @pytest.fixture
 def postgres() -> Iterator[PostgresServer]:
-    with PostgresServer.running() as server:
+    with PostgresServer.running(**SAFE) as server:
         yield server
 
 
 @pytest.fixture
 def standby(postgres: PostgresServer) -> Iterator[PostgresServer]:
     """A streaming standby of ``postgres``, asynchronous at first."""
-    with PostgresServer.running(following=postgres) as server:
+    with PostgresServer.running(following=postgres, **SAFE) as server:
         yield server
 
 
@@ -128,7 +131,7 @@ def test_a_promoted_standby_without_confirmed_tasks_ends_the_daemon(
 ) -> None:
     daemon = make_daemon(store=url_of_both(postgres, standby)).start()
     received = enqueue_far(daemon)
-    ((position,),) = postgres.sql("SELECT pg_current_wal_lsn()")
+    ((position,),) = postgres.sql("SELECT pg_current_wal_lsn()::text")
     caught_up = f"SELECT pg_last_wal_replay_lsn() >= '{position}'"
     until(lambda: bool(standby.sql(caught_up)[0][0]), 20)
     configure(standby, "primary_conninfo", "")
