@@ -9,19 +9,12 @@ schema has no owner that could write data back.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
-from tickwheel.persistence.contract import (
-    LEADER_WATCH_S,
-    Opened,
-    StoredShard,
-    StoreError,
-    StoreUnusable,
-)
+from tickwheel.persistence.contract import Opened, StoredShard, StoreUnusable
 from tickwheel.persistence.identity import (
     NEW,
     EpochRecord,
@@ -32,16 +25,15 @@ from tickwheel.persistence.identity import (
     read_past,
     restored,
 )
-from tickwheel.persistence.postgresql.driver import (
-    Link,
+from tickwheel.persistence.on_server import (
+    INIT_OWNER,
     NoReply,
-    NotConnected,
-    PostgresOptions,
-    ServerError,
-    is_table_dropped,
-    unreachable,
+    led,
+    opening_errors,
     unusable,
+    watch_lease,
 )
+from tickwheel.persistence.postgresql.driver import Link, PostgresOptions, ServerError
 from tickwheel.persistence.postgresql.layout import (
     DEAD,
     LAYOUT,
@@ -65,9 +57,6 @@ VERSION_MIN: Final = 14
 SCHEMA = files(__package__).joinpath("sql/schema.sql").read_text("utf-8")
 DDL_LOCK: Final = 0x7469636B
 """Key of the advisory lock under which tables are created."""
-NO_BATCH: Final = 1 << 62
-"""Stands for the last batch of every earlier epoch, so that batches are not compared: a machine
-that knows of batches that a failover has lost could never lead again."""
 _FACTS = """
 SELECT current_setting('server_version_num')::int / 10000 AS version,
     pg_is_in_recovery() AS is_standby,
@@ -92,30 +81,20 @@ SELECT current_setting('server_version_num')::int / 10000 AS version,
 async def inspect(link: Link, options: PostgresOptions) -> str:
     """Check the server, and create the schema and the tables that all shards share. Return
     ``Store.durability``. Raise StoreUnusable, which says what to change, or StoreUnreachable."""
-    try:
+    with opening_errors(options.name):
         (facts,) = await link.fetch(_FACTS, options.schema)
         objection = _objection(facts, options)
-        if objection:
-            raise unusable(options, objection)
-        if not facts["has_layout"]:
-            if facts["has_shards"]:
-                raise unusable(
-                    options,
-                    f"the schema {options.schema} belongs to another program: it has a table"
-                    " shard, but no table layout; choose another ?schema=",
-                )
+        if not objection and not facts["has_layout"]:
             await _create(link, options, has_schema=facts["has_schema"])
-        (row,) = await link.fetch("SELECT max(format) AS format FROM layout")
-        if row["format"] != LAYOUT:
-            raise unusable(
-                options,
-                f"the schema {options.schema} has layout {row['format']}; this release reads"
-                f" layout {LAYOUT}: use the release that wrote it",
-            )
-    except (NotConnected, NoReply) as error:
-        raise unreachable(options, error) from error
-    except ServerError as error:
-        raise unusable(options, error.message) from error
+        if not objection:
+            ((layout,),) = await link.fetch("SELECT max(format) FROM layout")
+            if layout != LAYOUT:
+                objection = (
+                    f"the schema {options.schema} has layout {layout}; this release reads layout"
+                    f" {LAYOUT}: use the release that wrote it"
+                )
+    if objection:
+        raise unusable(options.name, objection)
     return durability(facts)
 
 
@@ -146,6 +125,11 @@ def _objection(facts: Any, options: PostgresOptions) -> str:
         return (
             f"the role {role} lacks the privilege {missing} on the schema {schema};"
             f" GRANT USAGE, CREATE ON SCHEMA {schema} TO {role}"
+        )
+    if facts["has_shards"] and not facts["has_layout"]:
+        return (
+            f"the schema {schema} belongs to another program: it has a table shard, but no table"
+            " layout; choose another ?schema="
         )
     if options.allow_volatile_store:
         return ""
@@ -220,8 +204,7 @@ async def begin_epoch(
     epoch_min: int,
     evidence: Sequence[Evidence],
 ) -> Opened:
-    """Begin an epoch; create the shard if it is absent. Raise StoreUnusable, NotConnected, NoReply
-    or ServerError."""
+    """Begin an epoch; create the shard if it is absent. Raise StoreUnusable or ServerTrouble."""
     name, shard = _shard_name(options), options.shard
     found = await link.fetch(_SHARD, shard)
     if not found:
@@ -242,7 +225,7 @@ async def begin_epoch(
         last, stored["incarnation"], read_past(stored["past"]), stored["branch"]
     )
     begun = next_epoch(name, identity, evidence, epoch_min)
-    past = past_text([began._replace(batch=NO_BATCH) for began in begun.past])
+    past = past_text(begun.past, with_batches=False)
     rows = await link.fetch(
         _BEGIN, shard, begun.epoch, owner, now_ms, past, last.epoch, identity.incarnation
     )
@@ -339,8 +322,6 @@ def _shard_name(options: PostgresOptions) -> str:
 
 # --- administration ------------------------------------------------------------------------------
 
-OWNER: Final = "init"
-WATCH_STEP_S: Final = 0.25
 _LEASE = "SELECT owner, address FROM lease WHERE shard = $1 AND until > clock_timestamp()"
 
 
@@ -389,7 +370,7 @@ class PostgresAdministration:
                 await self._remove(link, stored)
             epoch = stored.epoch + 1 if stored.exists else 0
             if not await create_shard(
-                link, options, incarnation, epoch, OWNER, now_ms, clean=True,
+                link, options, incarnation, epoch, INIT_OWNER, now_ms, clean=True,
                 branch=NEW if is_branch else "",
             ):  # fmt: skip
                 raise self._changed()
@@ -445,18 +426,12 @@ class PostgresAdministration:
         """Raise StoreUnusable if a daemon leads the shard within ``watch_s``."""
         options = self._options
         await inspect(link, options)
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + (LEADER_WATCH_S if watch_s is None else watch_s)
-        while True:
-            for lease in await link.fetch(_LEASE, options.shard):
-                raise StoreUnusable(
-                    f"store {options.name}: {lease['owner']} at {lease['address']} leads shard"
-                    f" {options.shard}; stop it, and all standbys, first"
-                )
-            left_s = until_s - loop.time()
-            if left_s <= 0:
-                return
-            await asyncio.sleep(min(WATCH_STEP_S, left_s))
+
+        async def find() -> StoreUnusable | None:
+            leases = await link.fetch(_LEASE, options.shard)
+            return led(options.name, *leases[0], f"shard {options.shard}") if leases else None
+
+        await watch_lease(find, watch_s)
 
     def _changed(self) -> StoreUnusable:
         return StoreUnusable(
@@ -477,16 +452,7 @@ async def _count(link: Link, at: str, counts: dict[str, int]) -> None:
 async def _connect(options: PostgresOptions) -> AsyncIterator[Link]:
     link = Link(options)
     try:
-        yield link
-    except ServerError as error:
-        if is_table_dropped(error):
-            raise unusable(options, f"a table of the store is missing: {error.message}") from error
-        raise unusable(options, error.message) from error
-    except StoreUnusable:
-        raise
-    except (NotConnected, NoReply) as error:
-        raise unreachable(options, error) from error
-    except StoreError as error:
-        raise unusable(options, error.message) from error
+        with opening_errors(options.name):
+            yield link
     finally:
         await link.close()

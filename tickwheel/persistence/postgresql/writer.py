@@ -31,11 +31,10 @@ from tickwheel.persistence.contract import (
     StoreLost,
 )
 from tickwheel.persistence.identity import EpochRecord, StoreIdentity, mark_of
+from tickwheel.persistence.on_server import NoReply, NotConnected, ServerTrouble
 from tickwheel.persistence.postgresql.driver import (
     DISK_FULL,
     REFUSING,
-    NoReply,
-    NotConnected,
     ServerError,
     is_table_dropped,
 )
@@ -137,7 +136,7 @@ class Writer:
         async with self.lock:
             try:
                 return await self._commit(n, effects)
-            except (NotConnected, NoReply, ServerError) as error:
+            except ServerTrouble as error:
                 if self._unknown == n:
                     raise CommitUnknown(f"batch {n}: {error.message}") from error
                 if isinstance(error, ServerError):
@@ -212,11 +211,8 @@ class Writer:
         """Return the error of a batch that PostgreSQL has rolled back."""
         if error.state in REFUSING:
             return CommitRefused(f"batch {n}: {error.message}", full=error.state == DISK_FULL)
-        if is_table_dropped(error):
-            return StoreBroken(
-                f"{error.message}: somebody has dropped a table of the store; restore a backup"
-            )
-        return StoreBroken(error.message)
+        remedy = "; restore a backup" if is_table_dropped(error) else ""
+        return StoreBroken(f"{error.message}{remedy}")
 
     # --- the claim ---------------------------------------------------------------------------
 
@@ -228,7 +224,7 @@ class Writer:
 
     async def ready(self) -> None:
         """If the connection has no claim, claim the shard. Call it under the lock. Raise Fenced,
-        StoreLost, StoreForgot, StoreBroken, NotConnected, NoReply or ServerError."""
+        StoreLost, StoreForgot, StoreBroken, ServerTrouble."""
         link = self._link
         if link.connected and self._claimed == link.connections:
             return
