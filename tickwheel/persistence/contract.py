@@ -37,6 +37,7 @@ from tickwheel.model.records import (
     TaskRow,
     task_bytes,
 )
+from tickwheel.upgrades import Upgrade
 
 _R = TypeVar("_R")
 
@@ -699,6 +700,12 @@ class Administration(Protocol):
         ``is_branch``: the next epoch begins a new branch, regardless of known epochs. First watch
         the leader's lease for ``watch_s`` (default: LEADER_WATCH_S). Raise StoreUnusable if a
         daemon leads the shard, or the shard has changed since ``look``."""
+        ...
+
+    async def upgrade(self, *, dry_run: bool = False, watch_s: float | None = None) -> Upgrade:
+        """Upgrade the shard, or all shards that share its layout, to the layout of this release;
+        ``dry_run``: change nothing. Return what was, or would be, done. First watch the leases as
+        ``lay_out`` does. Raise StoreUnusable if a daemon leads, or the layout is newer."""
         ...
 
     async def begin_branch(self, *, watch_s: float | None = None) -> None:

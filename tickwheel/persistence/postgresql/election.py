@@ -119,11 +119,8 @@ class PostgresElection:
         return self._address
 
     async def prepare(self) -> None:
-        link = Link(self._options)
-        try:
+        async with opening.connected(self._options) as link:
             await opening.inspect(link, self._options)
-        finally:
-            await link.close()
 
     async def _ready(self) -> None:
         """Connect. After a new connection, create the tables if they are missing."""

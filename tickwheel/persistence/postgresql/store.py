@@ -81,7 +81,9 @@ class PostgresStore(ServerStore):
         options, link = self.options, self._link
         try:
             with opening_errors(self.name):
-                self._durability = await opening.inspect(link, options)
+                self._durability, layout = await opening.inspect(link, options)
+                if layout < opening.LAYOUT:
+                    await opening.upgrade(link, options, options.shard)
                 upto = await opening.next_number(link)
                 opened = await opening.begin_epoch(
                     link, options, owner, now_ms, may_create, epoch_min, evidence

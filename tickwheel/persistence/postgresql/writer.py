@@ -38,7 +38,14 @@ from tickwheel.persistence.postgresql.driver import (
     ServerError,
     is_table_dropped,
 )
-from tickwheel.persistence.postgresql.layout import TASK, Batch, Parts, encode, read_statement
+from tickwheel.persistence.postgresql.layout import (
+    LAYOUT,
+    TASK,
+    Batch,
+    Parts,
+    encode,
+    read_statement,
+)
 from tickwheel.persistence.postgresql.opening import read_parts
 
 if TYPE_CHECKING:
@@ -54,7 +61,7 @@ ROUNDS_MAX: Final = 5
 """Number of attempts for one batch before ``commit`` raises CommitUnknown."""
 _CLAIM = (
     "UPDATE shard SET link = link + 1 WHERE number = $1 AND epoch = $2 AND owner = $3"
-    " AND incarnation = $4 RETURNING link, generation"
+    " AND incarnation = $4 AND (SELECT max(format) FROM layout) = $5 RETURNING link, generation"
 )
 _END = "UPDATE shard SET clean = true WHERE number = $1 AND epoch = $2 AND owner = $3 RETURNING 1"
 
@@ -232,7 +239,7 @@ class Writer:
         await link.ready()
         options, connection = self._options, link.connections
         shard, epoch, owner, _ = self.fence
-        rows = await link.fetch(_CLAIM, shard, epoch, owner, self.incarnation)
+        rows = await link.fetch(_CLAIM, shard, epoch, owner, self.incarnation, LAYOUT)
         if not rows:
             raise await self._deposed()
         generation = rows[0]["generation"]
@@ -260,11 +267,15 @@ class Writer:
         """Return the error for a shard that this daemon no longer owns."""
         options = self._options
         rows: Sequence[Any] = await self._link.fetch(
-            "SELECT epoch, owner, incarnation FROM shard WHERE number = $1", options.shard
+            "SELECT epoch, owner, incarnation, (SELECT max(format) FROM layout) FROM shard"
+            " WHERE number = $1",
+            options.shard,
         )
         if not rows:
             return StoreLost(f"{options.name} has lost its data: the shard no longer exists")
-        epoch, owner, incarnation = rows[0]
+        epoch, owner, incarnation, layout = rows[0]
+        if layout != LAYOUT:
+            return Fenced(f"{options.name}: the schema was upgraded to layout {layout}")
         if incarnation != self.incarnation:
             return Fenced(
                 f"{options.name}: the shard was initialized again (incarnation {incarnation},"

@@ -40,8 +40,6 @@ from tickwheel.persistence.identity import (
 )
 from tickwheel.persistence.on_server import (
     INIT_OWNER,
-    NoReply,
-    NotConnected,
     led,
     opening_errors,
     unreachable,
@@ -53,6 +51,7 @@ from tickwheel.persistence.redis.driver import CLUSTER, Argument, RedisOptions, 
 from tickwheel.persistence.redis.layout import (
     INIT_LAY_OUT,
     INIT_LOOK,
+    INIT_UPGRADE,
     LAYOUT,
     OPEN,
     RIGHTS,
@@ -60,6 +59,7 @@ from tickwheel.persistence.redis.layout import (
     Keys,
 )
 from tickwheel.persistence.redis.mirror import TASK_BYTES
+from tickwheel.upgrades import Upgrade
 
 OUTSIDE = (
     "client|setname", "select", "eval", "evalsha", "wait", "memory|usage", "config|get",
@@ -129,7 +129,8 @@ _PASSWORD = ("WRONGPASS", "NOAUTH", "NOPERM")
 
 
 async def inspect(connection: Connection, options: RedisOptions) -> None:
-    """Raise StoreUnusable, which says what to change, if this server must not be used."""
+    """Raise StoreUnusable, which says what to change, if this server must not be used. Also raise
+    NotConnected or NoReply."""
     info = await _info(connection, options)
     version = tuple(int(part) for part in info.get("redis_version", "0").split(".")[:2])
     if version < VERSION_MIN:
@@ -170,8 +171,6 @@ async def inspect(connection: Connection, options: RedisOptions) -> None:
 async def _check_rights(connection: Connection, options: RedisOptions) -> None:
     try:
         missing, unknown = await missing_rights(connection, options)
-    except (NotConnected, NoReply) as error:
-        raise unreachable(options.name, error) from error
     except ServerError as error:
         raise _refusal(options, error) from error
     if unknown:
@@ -213,8 +212,6 @@ async def _info(connection: Connection, options: RedisOptions) -> dict[str, str]
                 )
         except ServerError as error:
             raise _refusal(options, error) from error
-        except (NotConnected, NoReply) as error:
-            raise unreachable(options.name, error) from error
         await asyncio.sleep(LOAD_POLL_S)
 
 
@@ -381,7 +378,7 @@ class RedisAdministration:
 
     async def look(self) -> StoredShard:
         options, keys = self._options, self._keys
-        async with _connect(options) as connection:
+        async with connected(options) as connection:
             await inspect(connection, options)
             reply: list[Any] = await connection.run(
                 INIT_LOOK, (*keys.all, keys.leader), (LAYOUT, *TYPES)
@@ -408,7 +405,7 @@ class RedisAdministration:
         is_branch: bool = False,
     ) -> str:  # fmt: skip
         keys, incarnation = self._keys, secrets.token_hex(8)
-        async with _connect(self._options) as connection:
+        async with connected(self._options) as connection:
             await self._watch(connection, watch_s)
             args = (LAYOUT, int(stored.exists), stored.epoch, stored.incarnation, incarnation,
                     INIT_OWNER, now_ms, NEW if is_branch else "", *TYPES)  # fmt: skip
@@ -420,9 +417,31 @@ class RedisAdministration:
                 part += 1
         return incarnation
 
+    async def upgrade(self, *, dry_run: bool = False, watch_s: float | None = None) -> Upgrade:
+        options, keys = self._options, self._keys
+        steps: tuple[str, ...] = ()
+        async with connected(options) as connection:
+            await inspect(connection, options)
+            layout = await self._layout(connection)
+            if 0 < layout < LAYOUT:
+                # New keys and fields of a layout begin empty.
+                steps = (f"HSET {keys.shard}:wheel format {LAYOUT}",)
+                if not dry_run:
+                    await self._watch(connection, watch_s)
+                    await self._layout(connection, upgrades=True)
+        return Upgrade(f"{keys.shard} in {options.name}", layout, LAYOUT, steps)
+
+    async def _layout(self, connection: Connection, *, upgrades: bool = False) -> int:
+        """Return the layout of the shard, 0 if it is empty. If it ``upgrades``, set the layout."""
+        names, args = (*self._keys.all, self._keys.leader), (LAYOUT, int(upgrades), *TYPES)
+        status, detail = await connection.run(INIT_UPGRADE, names, args)
+        if status != b"seen":
+            raise self._refused(status.decode(), [detail])
+        return int(detail)
+
     async def begin_branch(self, *, watch_s: float | None = None) -> None:
         options, keys = self._options, self._keys
-        async with _connect(options) as connection:
+        async with connected(options) as connection:
             await self._watch(connection, watch_s)
             if not await connection.call("HLEN", keys.named["wheel"]):
                 reason = f"{keys.shard} is empty: there is no store to continue with"
@@ -433,7 +452,7 @@ class RedisAdministration:
 
     async def end_restore(self, after: str) -> None:
         values = chain.from_iterable(restored(after).items())
-        async with _connect(self._options) as connection:
+        async with connected(self._options) as connection:
             await connection.call("HSET", self._keys.named["wheel"], *values)
 
     async def _watch(self, connection: Connection, watch_s: float | None) -> None:
@@ -459,7 +478,8 @@ class RedisAdministration:
 
 
 @asynccontextmanager
-async def _connect(options: RedisOptions) -> AsyncIterator[Connection]:
+async def connected(options: RedisOptions) -> AsyncIterator[Connection]:
+    """Yield a connection for a short while. Raise StoreUnusable or StoreUnreachable."""
     check(options)
     connection = Connection(options)
     try:

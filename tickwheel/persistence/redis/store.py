@@ -302,12 +302,8 @@ class RedisElection:
         return self._standbys
 
     async def prepare(self) -> None:
-        check(self._options)
-        connection = Connection(self._options)
-        try:
+        async with opening.connected(self._options) as connection:
             await opening.inspect(connection, self._options)
-        finally:
-            await connection.close()
 
     @property
     def address(self) -> str:
