@@ -94,7 +94,7 @@ async def test_a_failed_upgrade_of_an_inbox_changes_nothing(
     url: str, layout_2: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await create(url)
-    layout_2("SELECT nothing FROM nowhere;")
+    layout_2("SELECT 1 FROM nowhere;")
     inbox = open_inbox(url)
     with pytest.raises(InboxTrouble, match="nowhere"):
         await inbox.open()

@@ -18,7 +18,7 @@ DryRunOption = Annotated[bool, flag("Print the steps; change nothing.")]
 @offline()
 async def store(
     call: Call,
-    url: Annotated[str, argument("URL", "The store, as in `tickwheel serve --store URL`.")],
+    store_url: Annotated[str, argument("URL", "The store, as in `tickwheel serve --store URL`.")],
     dry_run: DryRunOption = False,
 ) -> None:
     """Upgrade a store that an older release wrote, in one transaction for each shard.
@@ -30,14 +30,14 @@ async def store(
     from tickwheel.persistence import upgrade
 
     limit_file_mode()
-    async for done in upgrade(url, dry_run=dry_run):
+    async for done in upgrade(store_url, dry_run=dry_run):
         _show(call, "store", done, dry_run=dry_run)
 
 
 @offline()
 async def inbox(
     call: Call,
-    url: Annotated[str, argument("URL", "The inbox, as in `tickwheel inbox run URL`.")],
+    inbox_url: Annotated[str, argument("URL", "The inbox, as in `tickwheel inbox run URL`.")],
     dry_run: DryRunOption = False,
 ) -> None:
     """Upgrade an inbox that an older release created, in one transaction.
@@ -47,7 +47,7 @@ async def inbox(
     from tickwheel.inbox import open_inbox
     from tickwheel.inbox.contract import InboxTrouble
 
-    opened = open_inbox(url)
+    opened = open_inbox(inbox_url)
     try:
         found = await opened.open(dry_run=True)
         if found.steps and not dry_run:

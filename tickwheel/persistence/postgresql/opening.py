@@ -190,10 +190,11 @@ async def upgrade(link: Link, options: PostgresOptions, shard: int | None = None
             for step in upgrade_steps(layout, options):
                 await link.execute(step, timeout_ms=UPGRADE_MS)
         except ServerError as error:
+            reason = error.message.removeprefix(f"{options.name}: ")
             raise unusable(
                 options.name,
-                f"layout {layout} cannot be upgraded to {LAYOUT}: {error.message};"
-                " `tickwheel store upgrade --dry-run` prints the statements",
+                f"layout {layout} cannot be upgraded to {LAYOUT}: {reason}; `tickwheel store"
+                " upgrade --dry-run` prints the statements",
             ) from error
         ((layout,),) = await link.fetch(_LAYOUT)
         assert layout == LAYOUT, f"the steps have left layout {layout}"

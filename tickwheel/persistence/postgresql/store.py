@@ -82,7 +82,7 @@ class PostgresStore(ServerStore):
         try:
             with opening_errors(self.name):
                 self._durability, layout = await opening.inspect(link, options)
-                if layout < opening.LAYOUT:
+                if opening.upgrade_steps(layout, options):
                     await opening.upgrade(link, options, options.shard)
                 upto = await opening.next_number(link)
                 opened = await opening.begin_epoch(
