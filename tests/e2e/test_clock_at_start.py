@@ -5,11 +5,9 @@ Each daemon follows a clock file of its own (``tickwheel.clock``); the machine's
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -24,8 +22,6 @@ from support.redis_server import RedisServer
 from support.steering import WallClock
 from support.waiting import until
 from tickwheel.api.frames import FrameType as T
-from tickwheel.persistence.redis.driver import options_from
-from tickwheel.persistence.redis.opening import lay_out, look
 
 DAY_MS = 86_400_000
 UNTIL_S = 10.0
@@ -62,13 +58,7 @@ def readiness(daemon: Daemon) -> tuple[int, dict[str, Any]]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:
-    made = RedisServer(tmp_path / "redis").start()
-    options = options_from(made.url())
-
-    async def prepare() -> None:
-        await lay_out(options, await look(options), int(time.time() * 1000), watch_s=0)
-
-    asyncio.run(prepare())
+    made = RedisServer(tmp_path / "redis").start().lay_out()
     yield made
     made.kill()
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import re
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -23,8 +22,6 @@ from support.redis_server import RedisServer
 from support.waiting import comes, soon, until
 from tickwheel import Client, failpoints
 from tickwheel.api.frames import FrameType as T
-from tickwheel.persistence.redis.driver import options_from
-from tickwheel.persistence.redis.opening import lay_out, look
 from tickwheel.server import daemon as daemons
 from tickwheel.server.settings import Settings
 
@@ -39,17 +36,12 @@ def pair(server: RedisServer, tmp_path: Path) -> Iterator[tuple[Daemon, Daemon]]
     """The active one and the one that stands by."""
     options: dict[str, Any] = {"store": server.url(), "lease_checkpoint_s": 0, "http": True}
     # Nobody has to wait for an owner of the empty store to come back.
-    asyncio.run(_lay_out(server))
+    server.lay_out()
     with (
         Daemon(tmp_path / "first", **options) as first,
         Daemon(tmp_path / "second", **options) as second,
     ):
         yield first, second
-
-
-async def _lay_out(server: RedisServer) -> None:
-    options = options_from(server.url())
-    await lay_out(options, await look(options), int(time.time() * 1000), watch_s=0)
 
 
 def status(daemon: Daemon) -> dict[str, Any]:
@@ -246,7 +238,7 @@ async def test_a_store_lost_in_the_first_takeover_is_retried(
     server: RedisServer, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The daemon runs in this process, so that the server is killed exactly there."""
-    await _lay_out(server)
+    server.lay_out()
     passed: list[str] = []
 
     def hit(name: str) -> None:
@@ -304,7 +296,7 @@ def test_a_standby_names_no_epoch_during_a_takeover(
 
 def test_a_live_daemon_keeps_its_lease_from_a_namesake(server: RedisServer, tmp_path: Path) -> None:
     """Cloned machines, or one address of a load balancer: both say the same of themselves."""
-    asyncio.run(_lay_out(server))
+    server.lay_out()
     same: dict[str, Any] = {
         "store": server.url(),
         "advertise": "tcp://127.0.0.1:7399",
@@ -331,7 +323,7 @@ def test_a_live_daemon_keeps_its_lease_from_a_namesake(server: RedisServer, tmp_
 
 def test_a_killed_local_leader_leads_again_at_once(server: RedisServer, tmp_path: Path) -> None:
     """With a lease that nobody would wait for, and at another address."""
-    asyncio.run(_lay_out(server))
+    server.lay_out()
     options: dict[str, Any] = {"store": server.url(), "leader_ttl_s": 600}
     with Daemon(tmp_path / "first", **options) as first:
         epoch = status(first)["epoch"]
@@ -344,7 +336,7 @@ def test_a_killed_local_leader_leads_again_at_once(server: RedisServer, tmp_path
 
 
 def test_a_daemon_waiting_for_a_lease_logs_its_end(server: RedisServer, tmp_path: Path) -> None:
-    asyncio.run(_lay_out(server))
+    server.lay_out()
     server.call("SET", "{tw:default:0}:leader", "gone/1|tcp://127.0.0.1:9|5|1", "PX", 60_000)
     with Daemon(tmp_path / "one", store=server.url()) as daemon:
         until(lambda: " waiting " in daemon.log_text(), TAKEOVER_S)
@@ -383,7 +375,7 @@ async def test_clients_leave_a_leader_cut_off_from_redis(
     server: RedisServer, tmp_path: Path
 ) -> None:
     """It stays cut off until they have gone on: they reach it, and it cannot know more."""
-    await _lay_out(server)
+    server.lay_out()
     wall = await Proxy(server.port).start()
     cut = Daemon(tmp_path / "cut", store=f"redis://127.0.0.1:{wall.port}/0")
     other = Daemon(tmp_path / "other", store=server.url())

@@ -24,8 +24,6 @@ from support.redis_server import RedisServer
 from support.waiting import comes, soon
 from tickwheel import Client, errors
 from tickwheel.api.frames import FrameType as T
-from tickwheel.persistence.redis.driver import options_from
-from tickwheel.persistence.redis.opening import lay_out, look
 from tickwheel.protocol import Decoder, encode
 from tickwheel.server.access import tokens
 from tickwheel.sync import Client as SyncClient
@@ -324,11 +322,9 @@ def iter_until_end(sock: socket.socket) -> Iterator[bytes]:
 async def test_a_failover_works_over_tls(
     tmp_path: Path, settings: dict[str, Any], authority: Authority
 ) -> None:
-    server = RedisServer(tmp_path / "redis").start()
+    server = RedisServer(tmp_path / "redis").start().lay_out()
     options: dict[str, Any] = {"store": server.url(), **settings}
     try:
-        redis = options_from(server.url())
-        await lay_out(redis, await look(redis), int(time.time() * 1000), watch_s=0)
         with (
             Daemon(tmp_path / "first", **options) as first,
             Daemon(tmp_path / "second", **options) as second,

@@ -17,7 +17,7 @@ from tickwheel.persistence import open_election
 from tickwheel.persistence.contract import Leader, StoreUnusable
 from tickwheel.persistence.filling import Filler
 from tickwheel.persistence.redis import options_from
-from tickwheel.persistence.redis.opening import lay_out, look
+from tickwheel.persistence.redis.opening import RedisAdministration
 
 A, B, C = (make_id(n) for n in range(3))
 DUE = NOW_MS + HOUR_MS * 5
@@ -62,10 +62,11 @@ async def test_a_newly_initialised_shard_is_filled(tmp_path: Path, redis: RedisS
     redis.call("HSET", "{tw:default:0}:wheel", "format", "1", "rewriting", "gone/1")
     with pytest.raises(Conflict, match="incomplete.*tickwheel init --force --store"):
         await run(tmp_path, backup, into=url, history=())
-    incarnation = await lay_out(options, await look(options), NOW_MS, watch_s=0)
+    administration = RedisAdministration(options)
+    incarnation = await administration.lay_out(await administration.look(), NOW_MS, watch_s=0)
     await run(tmp_path, backup, into=url, history=())
     assert set((await held(url)).rows) == {A}
-    assert (await look(options)).incarnation == incarnation
+    assert (await administration.look()).incarnation == incarnation
     with pytest.raises(Conflict, match="1 tasks"):
         await run(tmp_path, backup, into=url, history=())
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +14,6 @@ from support.raw import Raw
 from support.redis_server import RedisServer
 from support.waiting import until
 from tickwheel.api.frames import FrameType as T
-from tickwheel.persistence.redis.driver import options_from
-from tickwheel.persistence.redis.opening import lay_out, look
 
 TIMEOUT_S = 10.0
 
@@ -51,13 +47,8 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
     made.kill()
 
 
-async def laid_out(server: RedisServer) -> None:
-    options = options_from(server.url())
-    await lay_out(options, await look(options), int(time.time() * 1000), watch_s=0)
-
-
 def test_metrics_follow_a_failover_and_back(server: RedisServer, tmp_path: Path) -> None:
-    asyncio.run(laid_out(server))
+    server.lay_out()
     store, ttl_s = server.url(), 2.5
     with (
         Daemon(tmp_path / "a", store=store, http=True, leader_ttl_s=ttl_s) as first,
@@ -99,7 +90,7 @@ def test_metrics_follow_a_failover_and_back(server: RedisServer, tmp_path: Path)
 
 
 def test_an_unavailable_redis_shows_in_the_metrics(server: RedisServer, tmp_path: Path) -> None:
-    asyncio.run(laid_out(server))
+    server.lay_out()
     with Daemon(tmp_path / "a", store=server.url(), http=True, outcome_timeout_s=0.3) as daemon:
         with Raw(daemon.port) as raw:
             raw.enqueue(("t", b"x", 0))

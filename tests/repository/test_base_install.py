@@ -160,6 +160,10 @@ WITHOUT = {
         "postgresql", ["serve", "--store", "postgresql://127.0.0.1:1/app"],
     ),
     "init of PostgreSQL": ("postgresql", ["init", "--store", "postgresql://127.0.0.1:1/app"]),
+    "an upgrade": ("server", ["store", "upgrade", "sqlite:///none.db"]),
+    "an upgrade of PostgreSQL": (
+        "postgresql", ["store", "upgrade", "postgresql://127.0.0.1:1/app"],
+    ),
     "init of Redis": ("redis", ["init", "--store", "redis://127.0.0.1:1/0"]),
     "its other driver": (
         "asyncio-redis", ["serve", "--store", "redis://127.0.0.1:1/0?driver=asyncio-redis"],

@@ -8,7 +8,6 @@ import asyncio
 import os
 import shutil
 import signal
-import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,8 +29,6 @@ from tickwheel.history.lines import EventKind
 from tickwheel.history.segments import STATE, Event
 from tickwheel.model.records import ID_STEP
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, Opened
-from tickwheel.persistence.redis.driver import options_from
-from tickwheel.persistence.redis.opening import lay_out, look
 from tickwheel.server.settings import Settings
 from tickwheel.server.shard import committer as committer_module
 
@@ -443,8 +440,7 @@ async def test_daemons_of_one_redis_can_share_a_history_folder(tmp_path: Path, n
     history = tmp_path / "history"
     server = await asyncio.to_thread(RedisServer(tmp_path / "redis").start)
     try:
-        options = options_from(server.url())
-        await lay_out(options, await look(options), int(time.time() * 1000), watch_s=0)
+        server.lay_out()
         shared = {"store": server.url(), "history_dir": history, "leader_ttl_s": 3.0}
         first = daemon_in(tmp_path / "a", node="a", **shared)
         second = daemon_in(tmp_path / "b", node=node, **shared)

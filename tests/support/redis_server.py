@@ -16,7 +16,7 @@ import pytest
 
 from support.ports import free_port
 from tickwheel.persistence.redis.driver import options_from
-from tickwheel.persistence.redis.opening import lay_out, look
+from tickwheel.persistence.redis.opening import RedisAdministration
 
 PROGRAMS = ("redis-server", "valkey-server")
 START_TIMEOUT_S = 60.0
@@ -92,8 +92,9 @@ class RedisServer:
 
         async def prepare() -> None:
             for shard in range(shards):
-                options = options_from(self.url(f"shard={shard}"))
-                await lay_out(options, await look(options), int(time.time() * 1000), watch_s=0)
+                administration = RedisAdministration(options_from(self.url(f"shard={shard}")))
+                now_ms = int(time.time() * 1000)
+                await administration.lay_out(await administration.look(), now_ms, watch_s=0)
 
         with ThreadPoolExecutor(1) as thread:  # this one may have an event loop
             thread.submit(lambda: asyncio.run(prepare())).result()

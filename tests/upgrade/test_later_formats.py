@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,21 +14,30 @@ import pytest
 from redis.asyncio import Redis
 
 from persistence.store_subject import Subject
-from support.golden import GOLDEN, cases, content, load_dump, stored_tasks
+from support.golden import GOLDEN, cases, content, fill, load_dump, stored_tasks
+from support.postgresql import PostgresServer
 from support.redis_dump import load
 from support.redis_server import RedisServer
 from tickwheel.model.records import DeadRow, Failure
-from tickwheel.persistence import codec, open_url
+from tickwheel.persistence import codec, on_server, open_election, open_url, upgrade
 from tickwheel.persistence.audit import check
-from tickwheel.persistence.contract import StoreUnusable
+from tickwheel.persistence.contract import Leader, StoreUnusable
+from tickwheel.persistence.postgresql import opening as postgresql_opening
+from tickwheel.persistence.postgresql import writer as postgresql_writer
 from tickwheel.persistence.redis import opening
 from tickwheel.persistence.sqlite import database
+from tickwheel.upgrades import Upgrade
 
 V1 = GOLDEN / "v1"
 UPGRADE = (
     "CREATE TABLE remark(id INTEGER PRIMARY KEY, text TEXT)",
     "INSERT INTO remark SELECT id, reason FROM dead WHERE grp = 'billing'",
 )
+UPGRADE_SQL = """
+CREATE TABLE remark (shard int, text text);
+INSERT INTO remark SELECT number, incarnation FROM shard;
+UPDATE layout SET format = 2;
+"""
 
 
 @dataclass
@@ -35,51 +45,90 @@ class Store:
     """One that format 1 wrote; ``subject`` is not open."""
 
     subject: Subject
-    path: Path | None
     url: str
+    layout: Callable[[], Awaitable[int]]
+    """Returns the layout version of the store."""
+    path: Path | None = None
 
-    async def layout(self) -> int:
-        """Return the layout version of the store."""
-        if self.path is not None:
-            connection = sqlite3.connect(self.path)
-            (found,) = connection.execute("SELECT value FROM meta WHERE key = 'layout'").fetchone()
-            (header,) = connection.execute("PRAGMA user_version").fetchone()
-            connection.close()
-            assert found == header
-            return int(found)
-        async with Redis.from_url(self.url) as redis:
+
+def _sqlite(path: Path) -> Store:
+    load_dump(V1 / "sqlite.sql", path)
+
+    async def layout() -> int:
+        connection = sqlite3.connect(path)
+        (found,) = connection.execute("SELECT value FROM meta WHERE key = 'layout'").fetchone()
+        (header,) = connection.execute("PRAGMA user_version").fetchone()
+        connection.close()
+        assert found == header
+        return int(found)
+
+    url = f"sqlite:///{path}"
+    return Store(Subject(open_url(url)), url, layout, path)
+
+
+async def _redis(server: RedisServer) -> Store:
+    server.call("FLUSHALL")
+    url = server.url()
+    await load(url, json.loads((V1 / "redis.json").read_text("utf-8")))
+
+    async def layout() -> int:
+        async with Redis.from_url(url) as redis:
             return int(await redis.hget("{tw:default:0}:wheel", "format"))
 
+    return Store(Subject(open_url(url)), url, layout)
 
-@pytest.fixture(params=["sqlite", "redis"])
-async def store(
-    request: pytest.FixtureRequest, tmp_path: Path, shared_redis: RedisServer
-) -> AsyncIterator[Store]:
+
+async def _postgresql(server: PostgresServer) -> Store:
+    schema = server.new_schema()
+    url = server.url(schema=schema)
+    await fill(open_url(url))
+
+    async def layout() -> int:
+        return int(server.sql(f"SELECT format FROM {schema}.layout")[0][0])
+
+    return Store(Subject(open_url(url)), url, layout)
+
+
+@pytest.fixture(params=["sqlite", "redis", "postgresql"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     if request.param == "sqlite":
-        path = tmp_path / "store.db"
-        load_dump(V1 / "sqlite.sql", path)
-        result = Store(Subject(open_url(f"sqlite:///{path}")), path, f"sqlite:///{path}")
+        result = _sqlite(tmp_path / "store.db")
+    elif request.param == "redis":
+        result = await _redis(request.getfixturevalue("shared_redis"))
     else:
-        shared_redis.call("FLUSHALL")
-        url = shared_redis.url()
-        await load(url, json.loads((V1 / "redis.json").read_text("utf-8")))
-        result = Store(Subject(open_url(url)), None, url)
+        result = await _postgresql(request.getfixturevalue("shared_postgres"))
     yield result
     await result.subject.store.close(clean=True)
 
 
-def layout_2(patch: pytest.MonkeyPatch, *upgrade: str) -> None:
-    """As if this were a release that knows layout 2."""
-    patch.setattr(database, "LAYOUT", 2)
-    patch.setattr(database, "UPGRADES", {1: upgrade})
-    patch.setattr(opening, "LAYOUT", 2)
+Later = Callable[..., AbstractContextManager[None]]
 
 
-async def test_a_store_of_format_1_is_upgraded_when_it_is_opened(store: Store) -> None:
+@pytest.fixture
+def later(tmp_path_factory: pytest.TempPathFactory) -> Later:
+    """``with later():`` as if this were a release that knows layout 2."""
+    folder = tmp_path_factory.mktemp("sql")
+    (folder / "upgrade-2.sql").write_text(UPGRADE_SQL)
+
+    @contextmanager
+    def layout_2(*upgrade: str) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(database, "UPGRADES", {1: upgrade or UPGRADE})
+            patch.setattr(postgresql_opening, "SQL", folder)
+            patch.setattr(on_server, "LEADER_WATCH_S", 0.0)
+            for module in (database, opening, postgresql_opening, postgresql_writer):
+                patch.setattr(module, "LAYOUT", 2)
+            yield
+
+    return layout_2
+
+
+async def test_a_store_of_format_1_is_upgraded_when_it_is_opened(
+    store: Store, later: Later
+) -> None:
     """Nothing is lost, and the release before refuses it from then on."""
     subject = store.subject
-    with pytest.MonkeyPatch.context() as patch:
-        layout_2(patch, *UPGRADE)
+    with later():
         opened = await subject.open()
         assert (opened.epoch, opened.last_batch, opened.created) == (2, 5, False)
         assert await store.layout() == 2
@@ -97,14 +146,61 @@ async def test_a_store_of_format_1_is_upgraded_when_it_is_opened(store: Store) -
     assert await store.layout() == 2
 
 
-async def test_an_upgrade_is_atomic(tmp_path: Path) -> None:
+async def upgraded(url: str, *, dry_run: bool = False) -> Upgrade:
+    (result,) = [one async for one in upgrade(url, dry_run=dry_run)]
+    return result
+
+
+async def test_an_upgrade_by_command_needs_no_daemon(store: Store, later: Later) -> None:
+    found = await upgraded(store.url)
+    assert (found.layout, found.needed, found.steps) == (1, 1, ())
+    with later():
+        planned = await upgraded(store.url, dry_run=True)
+        assert (planned.layout, planned.needed, await store.layout()) == (1, 2, 1)
+        assert planned.steps
+        assert await upgraded(store.url) == planned
+        assert await store.layout() == 2
+        assert (await upgraded(store.url)).steps == ()
+        opened = await store.subject.open()
+        assert (opened.epoch, opened.last_batch) == (2, 5)
+        assert set(await store.subject.ids()) == stored_tasks().keys()
+        await store.subject.store.close(clean=True)
+    with pytest.raises(StoreUnusable, match="layout 2.*up to 1.*newer release"):
+        await upgraded(store.url)
+
+
+async def test_an_upgrade_by_command_is_refused_while_a_daemon_runs(
+    store: Store, later: Later
+) -> None:
+    election = open_election(store.url, 60_000)
+    await store.subject.open("node/1")
+    if election is not None:
+        await election.prepare()
+        assert await election.acquire(Leader("node/1", "host:1", 0, 0))
+    with later():
+        with pytest.raises(StoreUnusable, match="is in use by|node/1 at host:1 leads"):
+            await upgraded(store.url)
+        assert await store.layout() == 1
+    if election is not None:
+        await election.close()
+
+
+async def test_a_store_without_a_layout_has_no_upgrade(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnusable, match="memory: .*no layout"):
+        await upgraded("memory:")
+    empty = await upgraded(f"sqlite:///{tmp_path}/none.db")
+    assert (empty.layout, empty.steps) == (0, ())
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_an_upgrade_is_atomic(tmp_path: Path, later: Later) -> None:
     path = tmp_path / "store.db"
-    load_dump(V1 / "sqlite.sql", path)
-    subject = Subject(open_url(f"sqlite:///{path}"))
-    with pytest.MonkeyPatch.context() as patch:
-        layout_2(patch, *UPGRADE, "INSERT INTO remark SELECT id, reason FROM dead")
+    subject = _sqlite(path).subject
+    with later(*UPGRADE, "INSERT INTO remark SELECT id, reason FROM dead"):
         with pytest.raises(StoreUnusable):  # the same ids twice
             await subject.store.open("me", 0)
+        with pytest.raises(StoreUnusable, match="cannot upgrade"):
+            await upgraded(f"sqlite:///{path}")
     assert check(f"sqlite:///{path}").problems == []
     assert (await subject.open()).epoch == 2
     await subject.store.close(clean=True)

@@ -29,6 +29,7 @@ from tickwheel.cli import (
     subscribe,
     tasks,
     top,
+    upgrade,
 )
 from tickwheel.cli.call import (
     EXIT_FAILED,
@@ -54,6 +55,7 @@ OTHER_WORDS = {
     "consume": "subscribe", "receive": "subscribe", "delete": "cancel", "purge": "topics delete",
     "delay": "reschedule", "postpone": "reschedule", "get": "show", "ls": "list", "tasks": "list",
     "queues": "topics", "start": "serve", "server": "serve", "worker": "work",
+    "migrate": "store upgrade", "upgrade": "store upgrade",
 }  # fmt: skip
 """Other names for commands → the command."""
 
@@ -220,9 +222,10 @@ _below(
     purge=tasks.purge,
 )  # fmt: skip
 _below(
-    SERVE, "inbox", "Tasks from transactions of applications: take them; print the SQL.",
-    lists=False, run=inbox.run, sql=inbox.sql,
+    SERVE, "inbox", "Tasks from transactions of applications: take them; print the SQL; upgrade.",
+    lists=False, run=inbox.run, sql=inbox.sql, upgrade=upgrade.inbox,
 )  # fmt: skip
+_below(SERVE, "store", "The layout of a store: upgrade it.", lists=False, upgrade=upgrade.store)
 _below(
     WATCH, "history",
     "The history of tasks: search it (by default), or generate a synthetic one.",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -28,6 +28,7 @@ TYPES: Final = ("text", "text", "bytea", "bigint", "bigint", "jsonb")
 """The types of the columns in PostgreSQL."""
 REFUSAL_STATES: Final = "TW"
 """The first letters of the SQLSTATE of errors that the inbox raises."""
+_PERCENT: Final = ("%s",) * len(COLUMNS)
 _CODE: Final = re.compile(r"\b([a-z_]+): ")
 _CHECKER = TaskChecker()
 
@@ -115,19 +116,15 @@ def write(connection: Any, command: Command, schema: str = SCHEMA) -> Any:
     )
 
 
-def _call(schema: str, places: Mapping[str, str] | None = None, place: str = "%s") -> str:
-    """Return the statement that writes a command in PostgreSQL."""
-    arguments = [
-        f"CAST({place if places is None else places[name]} AS {kind})"
-        for name, kind in zip(COLUMNS, TYPES, strict=True)
-    ]
-    return f'SELECT "{schema}".inbox_put({", ".join(arguments)})'
+def _call(schema: str, places: Iterable[str]) -> str:
+    """Return the statement that writes a command in PostgreSQL, with these placeholders."""
+    casts = (f"CAST({place} AS {kind})" for place, kind in zip(places, TYPES, strict=True))
+    return f'SELECT "{schema}".inbox_put({", ".join(casts)})'
 
 
-def _insert(place: str) -> str:
-    """Return the statement that writes a command in SQLite."""
-    columns, places = ", ".join(COLUMNS), ", ".join([place] * len(COLUMNS))
-    return f"INSERT INTO tickwheel_inbox ({columns}) VALUES ({places})"
+def _insert(places: Iterable[str]) -> str:
+    """Return the statement that writes a command in SQLite, with these placeholders."""
+    return f"INSERT INTO tickwheel_inbox ({', '.join(COLUMNS)}) VALUES ({', '.join(places)})"
 
 
 async def _awaited(work: Awaitable[Any]) -> Any:
@@ -136,12 +133,12 @@ async def _awaited(work: Awaitable[Any]) -> Any:
 
 
 def _asyncpg(connection: Any, command: Command, schema: str) -> Awaitable[Any]:
-    places = {name: f"${number}" for number, name in enumerate(COLUMNS, 1)}
+    places = [f"${number}" for number in range(1, len(COLUMNS) + 1)]
     return _awaited(connection.fetchval(_call(schema, places), *command))
 
 
 def _psycopg(connection: Any, command: Command, schema: str) -> Any:
-    result = connection.execute(_call(schema), command)
+    result = connection.execute(_call(schema, _PERCENT), command)
     if not isinstance(result, Awaitable):
         return result.fetchone()[0]
 
@@ -153,14 +150,14 @@ def _psycopg(connection: Any, command: Command, schema: str) -> Any:
 
 
 def _sqlite3(connection: Any, command: Command, schema: str) -> int:
-    return int(connection.execute(_insert("?"), command).lastrowid)
+    return int(connection.execute(_insert(["?"] * len(COLUMNS)), command).lastrowid)
 
 
 def _django(connection: Any, command: Command, schema: str) -> int:
     is_sqlite = connection.vendor == "sqlite"
     _check_dialect(connection.vendor)
     with connection.cursor() as cursor:
-        cursor.execute(_insert("%s") if is_sqlite else _call(schema), command)
+        cursor.execute(_insert(_PERCENT) if is_sqlite else _call(schema, _PERCENT), command)
         return int(cursor.lastrowid if is_sqlite else cursor.fetchone()[0])
 
 
@@ -183,12 +180,12 @@ def _sqlalchemy_sync(connection: Any, command: Command, schema: str) -> int:
         bindparam(name, value, type_=kind())
         for name, value, kind in zip(COLUMNS, command, kinds, strict=True)
     ]
+    places = [f":{name}" for name in COLUMNS]
     if dialect == "sqlite":
-        names = ", ".join(f":{name}" for name in COLUMNS)
-        insert = f"INSERT INTO tickwheel_inbox ({', '.join(COLUMNS)}) VALUES ({names})"
-        return int(connection.execute(text(insert).bindparams(*values)).lastrowid)
-    call = _call(schema, {name: f":{name}" for name in COLUMNS})
-    return int(connection.execute(text(call).bindparams(*values)).scalar_one())
+        insert = text(_insert(places)).bindparams(*values)
+        return int(connection.execute(insert).lastrowid)
+    call = text(_call(schema, places)).bindparams(*values)
+    return int(connection.execute(call).scalar_one())
 
 
 def _check_dialect(name: str) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from tickwheel.limits import Limits
+from tickwheel.upgrades import Upgrade
 
 ROWS_MAX: Final = 1_000
 """Maximum rows of a batch."""
@@ -37,6 +38,20 @@ class InboxTrouble(Exception):
 
 class Fenced(InboxTrouble):
     """Another taker has recorded a batch."""
+
+
+def check_layout(label: str, layout: int, needed: int) -> None:
+    """Raise InboxTrouble for the layout of a newer release."""
+    if layout > needed:
+        raise InboxTrouble(f"{label}: the layout is {layout}; this version supports {needed}")
+
+
+def not_alone(label: str, layout: int, needed: int) -> InboxTrouble:
+    """Return the error of an upgrade while another taker works."""
+    return InboxTrouble(
+        f"{label}: layout {layout} cannot be upgraded to {needed} while a taker of an older release"
+        " works; stop it"
+    )
 
 
 class Row(NamedTuple):
@@ -82,8 +97,9 @@ class Inbox(Protocol):
         """The database and the schema for messages, without secrets."""
         ...
 
-    async def open(self) -> None:
-        """Connect, and create or check the tables."""
+    async def open(self, *, dry_run: bool = False) -> Upgrade:
+        """Connect, and create the tables or upgrade them in one transaction; ``dry_run``: change
+        nothing. Return what was, or would be, upgraded. An upgrade needs the lead."""
         ...
 
     async def lead(self) -> bool:

@@ -34,13 +34,17 @@ from tickwheel.inbox.contract import (
     Fenced,
     InboxTrouble,
     Row,
+    check_layout,
+    not_alone,
 )
-from tickwheel.inbox.schema import SCHEMA, in_schema, postgresql_sql
+from tickwheel.inbox.schema import SCHEMA, in_schema, postgresql_sql, upgrade_sql
 from tickwheel.limits import Limits
+from tickwheel.upgrades import Upgrade
 
 LAYOUT: Final = 1
 CONNECT_S: Final = 10.0
 COMMAND_S: Final = 30.0
+UPGRADE_S: Final = 3600.0
 ROTATE_ROWS: Final = 20_000
 ROTATE_S: Final = 60.0
 """Rows, and seconds, after which new rows go into the other table, if there are any."""
@@ -190,58 +194,71 @@ class PostgresInbox:
     def _sql(self, text: str) -> str:
         return in_schema(text, self._schema)
 
+    async def _value(self, statement: str, *args: Any) -> Any:
+        """Return the value that a statement, written for the schema ``tickwheel``, returns."""
+        async with _troubles(self.label):
+            return await self._connection.fetchval(self._sql(statement), *args)
+
     # --- life ------------------------------------------------------------------------------------
 
-    async def open(self) -> None:
+    async def open(self, *, dry_run: bool = False) -> Upgrade:
         async with _troubles(self.label):
             self._connection = await asyncpg.connect(
                 self._dsn, timeout=CONNECT_S, command_timeout=COMMAND_S, server_settings=SESSION
             )
-            await self._connection.execute(  # a batch must be durable before it is sent
-                "SELECT set_config('synchronous_commit', 'on', false)"
-                " WHERE current_setting('synchronous_commit') = 'off'"
-            )
-            await self._check()
+        await self._value(  # a batch must be durable before it is sent
+            "SELECT set_config('synchronous_commit', 'on', false)"
+            " WHERE current_setting('synchronous_commit') = 'off'"
+        )
+        layout = await self._layout()
+        steps = upgrade_sql("postgresql", layout, LAYOUT, self._schema)
+        if not dry_run and (steps or not layout):
+            async with _troubles(self.label):
+                await self._create_or_upgrade(layout, steps)
+        return Upgrade(self.label, layout, LAYOUT, steps)
 
-    async def _check(self) -> None:
-        """Create the tables if the schema has none. Raise InboxTrouble if the inbox cannot be
-        used."""
-        fetch = self._connection.fetchval
-        if await fetch("SELECT pg_is_in_recovery()"):
+    async def _layout(self) -> int:
+        """Return the layout of the schema; 0: it has no tables. Raise InboxTrouble if the inbox
+        cannot be used."""
+        if await self._value("SELECT pg_is_in_recovery()"):
             raise InboxTrouble(f"{self.label}: this server is a read-only standby")
-        encoding = await fetch("SHOW server_encoding")
+        encoding = await self._value("SHOW server_encoding")
         if encoding != "UTF8":
             raise InboxTrouble(f"{self.label}: the encoding must be UTF8, not {encoding}")
-        version = int(await fetch("SHOW server_version_num"))
+        version = int(await self._value("SHOW server_version_num"))
         if version < 140_000:
             raise InboxTrouble(f"{self.label}: version 14 or later is needed, not {version}")
         table = self._sql("tickwheel.inbox_state")
-        if await fetch("SELECT to_regclass($1) IS NULL", table):
-            try:
-                async with self._connection.transaction():
-                    await self._connection.execute(postgresql_sql(self._schema))
-            except (asyncpg.DuplicateTableError, asyncpg.UniqueViolationError):
-                pass  # another taker has just created them
-            except asyncpg.InsufficientPrivilegeError as error:
-                raise InboxTrouble(
-                    f"{self.label}: {error}; run the statements of `tickwheel inbox sql` as the"
-                    " role that owns the schema"
-                ) from None
-        layout = await fetch(f"SELECT layout FROM {table}")
-        if layout != LAYOUT:
+        if await self._value("SELECT to_regclass($1) IS NULL", table):
+            return 0
+        layout: int = await self._value("SELECT layout FROM tickwheel.inbox_state")
+        check_layout(self.label, layout, LAYOUT)
+        return layout
+
+    async def _create_or_upgrade(self, layout: int, steps: Sequence[str]) -> None:
+        command = "upgrade --dry-run" if steps else "sql"
+        if steps and not await self.lead():
+            raise not_alone(self.label, layout, LAYOUT)
+        script = "\n".join(steps) or postgresql_sql(self._schema)
+        try:
+            async with self._connection.transaction():
+                await self._connection.execute(script, timeout=UPGRADE_S)
+        except (asyncpg.DuplicateTableError, asyncpg.UniqueViolationError):
+            if steps:
+                raise
+            # Another taker has just created them.
+        except asyncpg.InsufficientPrivilegeError as error:
             raise InboxTrouble(
-                f"{self.label}: the layout is {layout}; this version supports {LAYOUT}"
-            )
+                f"{self.label}: {error}; run the statements of `tickwheel inbox {command}` as the"
+                " role that owns the schema"
+            ) from None
 
     async def lead(self) -> bool:
-        async with _troubles(self.label):
-            value = await self._connection.fetchval(
-                self._sql(
-                    "SELECT pg_try_advisory_lock(hashtext('tickwheel inbox'),"
-                    " 'tickwheel.inbox_state'::regclass::oid::bigint::bit(32)::integer)"
-                )
-            )
-            return bool(value)
+        leads = await self._value(
+            "SELECT pg_try_advisory_lock(hashtext('tickwheel inbox'),"
+            " 'tickwheel.inbox_state'::regclass::oid::bigint::bit(32)::integer)"
+        )
+        return bool(leads)
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -249,12 +266,9 @@ class PostgresInbox:
             connection.terminate()
 
     async def clock_ms(self) -> int:
-        async with _troubles(self.label):
-            return int(
-                await self._connection.fetchval(
-                    "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
-                )
-            )
+        return int(
+            await self._value("SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint")
+        )
 
     async def announce(self, limits: Limits) -> None:
         values = [getattr(limits, name) for name in _LIMITS]
@@ -264,8 +278,7 @@ class PostgresInbox:
             f"UPDATE tickwheel.inbox_state SET ({names}) = ROW({places})"
             f" WHERE ({names}) IS DISTINCT FROM ROW({places})"
         )
-        async with _troubles(self.label):
-            await self._connection.execute(self._sql(statement), *values)
+        await self._value(statement, *values)
 
     # --- taking over -----------------------------------------------------------------------------
 
@@ -287,7 +300,7 @@ class PostgresInbox:
             await self._insert(self._last)
             # The ids of transactions mean nothing after a restore into another cluster.
             self._cluster = str(
-                await self._connection.fetchval("SELECT system_identifier FROM pg_control_system()")
+                await self._value("SELECT system_identifier FROM pg_control_system()")
             )
             self._is_moved = state["cluster"] not in (None, self._cluster)
             if state["cluster"] is None:
@@ -340,21 +353,18 @@ class PostgresInbox:
         )  # fmt: skip
 
     async def _store_cluster(self) -> None:
-        statement = self._sql("UPDATE tickwheel.inbox_state SET cluster = $1")
-        await self._connection.execute(statement, self._cluster)
+        await self._value("UPDATE tickwheel.inbox_state SET cluster = $1", self._cluster)
 
     async def _realign(self) -> None:
         """Replace the position, which is of another cluster; everything before it is confirmed.
         Rows written since the restore have higher ids than all rows that were taken."""
         last_id = self._last_id
         async with self._connection.transaction():
-            before = await self._connection.fetchval(
-                self._sql("SELECT tickwheel.inbox_realign($1::text::pg_snapshot, $2)"),
+            before = await self._value(
+                "SELECT tickwheel.inbox_realign($1::text::pg_snapshot, $2)",
                 self._base.snapshot, self._base.floor,
             )  # fmt: skip
-            bound = await self._connection.fetchval(
-                "SELECT (pg_current_xact_id()::text::bigint + 1)::text"
-            )
+            bound = await self._value("SELECT (pg_current_xact_id()::text::bigint + 1)::text")
             await self._store_cluster()
             values = (*self._last[:2], *self._base, before, 0, 0, True, bound, last_id)
             await self._insert((*values, 0, None, None, 0, 1))
@@ -417,14 +427,13 @@ class PostgresInbox:
         *, is_last: bool,
     ) -> None:  # fmt: skip
         values = (session, number, *self._base, target, self._after, until, is_last)
-        async with _troubles(self.label):
-            await self._insert((*values, None, self._last_id, rows, ids, rest, offset_ms, shards))
+        await self._insert((*values, None, self._last_id, rows, ids, rest, offset_ms, shards))
 
     async def _insert(self, values: tuple[Any, ...]) -> None:
         """Insert a record. ``values`` are those of the columns from ``session`` on; without a
         ``next_bound`` it is the xid of this statement."""
         self._seq += 1
-        bound = await self._connection.fetchval(self._sql(_RECORD), self._seq, *values)
+        bound = await self._value(_RECORD, self._seq, *values)
         if bound is None:
             raise Fenced(f"{self.label}: another taker has recorded batch {self._seq}")
         self._last = (*values[:9], bound, *values[10:])
@@ -453,11 +462,10 @@ class PostgresInbox:
         self._is_noted = True
 
     async def refuse(self, row: Row, code: str, message: str) -> None:
-        async with _troubles(self.label):
-            await self._connection.execute(
-                self._sql(_REFUSE), row.id, row.at_ms, row.verb, row.topic, row.body, row.delay_ms,
-                row.due_ms, json.dumps(row.options), code, message,
-            )  # fmt: skip
+        await self._value(
+            _REFUSE, row.id, row.at_ms, row.verb, row.topic, row.body, row.delay_ms, row.due_ms,
+            json.dumps(row.options), code, message,
+        )  # fmt: skip
 
     async def count_refused(self) -> int:
         async with _troubles(self.label):
@@ -478,7 +486,7 @@ class PostgresInbox:
                 await self._truncate_old()
             if time.monotonic() - self._swept_s >= SWEEP_S:
                 self._swept_s = time.monotonic()
-                await self._connection.execute(self._sql(_SWEEP), ACKS_S)
+                await self._value(_SWEEP, ACKS_S)
             if self._batches >= BATCHES_MAX:
                 await self._truncate_batches()
 
@@ -488,9 +496,7 @@ class PostgresInbox:
         if self._taken < ROTATE_ROWS and (not self._taken or age_s < ROTATE_S):
             return
         side = 1 - self._side
-        await self._connection.execute(
-            self._sql("UPDATE tickwheel.inbox_state SET side = $1"), side
-        )
+        await self._value("UPDATE tickwheel.inbox_state SET side = $1", side)
         self._side, self._has_old = side, True
         self._taken, self._rotated_s = 0, time.monotonic()
 
@@ -499,19 +505,15 @@ class PostgresInbox:
         is using it."""
         table = f"inbox_{1 - self._side}"
         name = self._sql(f"tickwheel.{table}")
-        if not await self._connection.fetchval(f"SELECT EXISTS (SELECT FROM {name})"):
-            self._has_old = await self._connection.fetchval(
-                "SELECT pg_relation_size($1::text::regclass) > 0", name
-            )
+        if not await self._value(f"SELECT EXISTS (SELECT FROM tickwheel.{table})"):
+            size = "SELECT pg_relation_size($1::text::regclass) > 0"
+            self._has_old = await self._value(size, name)
             if not self._has_old:
                 return
         try:
             async with self._connection.transaction():
                 await self._connection.execute(f"LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE NOWAIT")
-                has_new = await self._connection.fetchval(
-                    self._sql(_HAS_NEW % {"table": table}), self._base.snapshot
-                )
-                if not has_new:
+                if not await self._value(_HAS_NEW % {"table": table}, self._base.snapshot):
                     await self._connection.execute(f"TRUNCATE {name}")
                     self._has_old = False
         except asyncpg.LockNotAvailableError:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Final
 
+from tickwheel.upgrades import sql_steps
+
 SCHEMA: Final = "tickwheel"
+FOLDER = files("tickwheel.inbox")
 
 
 def in_schema(text: str, schema: str) -> str:
@@ -22,9 +25,16 @@ def in_schema(text: str, schema: str) -> str:
 
 def postgresql_sql(schema: str = SCHEMA) -> str:
     """Return the statements for PostgreSQL."""
-    return in_schema(files("tickwheel.inbox").joinpath("postgresql.sql").read_text(), schema)
+    return in_schema(FOLDER.joinpath("postgresql.sql").read_text(), schema)
 
 
 def sqlite_sql() -> str:
     """Return the statements for SQLite."""
-    return files("tickwheel.inbox").joinpath("sqlite.sql").read_text()
+    return FOLDER.joinpath("sqlite.sql").read_text()
+
+
+def upgrade_sql(kind: str, layout: int, needed: int, schema: str = SCHEMA) -> tuple[str, ...]:
+    """Return the statements that upgrade an inbox with this layout, in one transaction. ``kind``:
+    postgresql or sqlite."""
+    steps = sql_steps(FOLDER, layout, needed, f"{kind}-")
+    return tuple(in_schema(step, schema) for step in steps)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
+from urllib.parse import quote
 
 from tickwheel.errors import BadRequest, shown
 from tickwheel.inbox.contract import (
@@ -27,9 +28,12 @@ from tickwheel.inbox.contract import (
     Fenced,
     InboxTrouble,
     Row,
+    check_layout,
+    not_alone,
 )
-from tickwheel.inbox.schema import sqlite_sql
+from tickwheel.inbox.schema import sqlite_sql, upgrade_sql
 from tickwheel.limits import Limits
+from tickwheel.upgrades import Upgrade
 
 T = TypeVar("T")
 LAYOUT: Final = 1
@@ -78,13 +82,14 @@ class SqliteInbox:
 
     # --- life ------------------------------------------------------------------------------------
 
-    async def open(self) -> None:
+    async def open(self, *, dry_run: bool = False) -> Upgrade:
         self._thread = ThreadPoolExecutor(1, "tickwheel-inbox")
+        mode = "ro" if dry_run else "rwc"
 
         def connect() -> sqlite3.Connection:
-            connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)
+            path = f"file:{quote(self._path)}?mode={mode}"
+            connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, uri=True)
             connection.execute("PRAGMA synchronous = FULL")
-            connection.executescript(f"BEGIN IMMEDIATE; {sqlite_sql()} COMMIT;")
             return connection
 
         try:
@@ -93,10 +98,14 @@ class SqliteInbox:
         except sqlite3.Error as error:
             raise InboxTrouble(f"{self.label}: {error}") from None
         layout = await self._run(_layout)
-        if layout != LAYOUT:
-            raise InboxTrouble(
-                f"{self.label}: the layout is {layout}; this version supports {LAYOUT}"
-            )
+        check_layout(self.label, layout, LAYOUT)
+        steps = upgrade_sql("sqlite", layout, LAYOUT)
+        if not dry_run and (steps or not layout):
+            if steps and not await self.lead():
+                raise not_alone(self.label, layout, LAYOUT)
+            script = f"BEGIN IMMEDIATE; {''.join(steps) or sqlite_sql()} COMMIT;"
+            await self._run(lambda connection: connection.executescript(script))
+        return Upgrade(self.label, layout, LAYOUT, steps)
 
     async def lead(self) -> bool:
         if self._lock is not None:
@@ -250,6 +259,10 @@ class SqliteInbox:
 
 
 def _layout(connection: sqlite3.Connection) -> int:
+    """Return the layout of the tables; 0: there are none."""
+    has_tables = "SELECT 1 FROM sqlite_master WHERE name = 'tickwheel_inbox_batch'"
+    if connection.execute(has_tables).fetchone() is None:
+        return 0
     return int(connection.execute("SELECT layout FROM tickwheel_inbox_batch").fetchone()[0])
 
 

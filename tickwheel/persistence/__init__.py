@@ -27,7 +27,10 @@ from tickwheel.limits import SHARDS_MAX
 from tickwheel.persistence.contract import Election, Store, StoreUnusable
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from tickwheel.persistence.contract import Administration, NodeRegistry, Siblings
+    from tickwheel.upgrades import Upgrade
 
 URL_FORMS = (
     "memory:, sqlite:///relative.db, sqlite:////absolute.db, sqlite:///DIR/ (with --processes),"
@@ -388,6 +391,35 @@ def open_election(url: str, ttl_ms: int) -> Election | None:
     from tickwheel.persistence.redis.store import RedisElection
 
     return RedisElection(options_from(url), ttl_ms)
+
+
+async def upgrade(url: str, *, dry_run: bool = False) -> AsyncIterator[Upgrade]:
+    """Upgrade a store, shard by shard, to the layout of this release; ``dry_run``: change nothing.
+    Yield what was, or would be, done. Raise StoreUnusable if a daemon uses the shard."""
+    folder = shard_folder(url)
+    kind = "sqlite" if folder is not None else parse(url).kind
+    if kind == "memory":
+        raise StoreUnusable("the store memory: is empty at every start and has no layout")
+    if kind == "sqlite":
+        from tickwheel.persistence.sqlite import database
+
+        paths = [parse(url).path] if folder is None else _databases(folder)
+        for path in paths:
+            yield database.upgrade(os.path.realpath(path), dry_run=dry_run)
+        return
+    count, urls = shard_count(url), [url]
+    if count is not None:
+        # All shards of a schema in PostgreSQL have one layout.
+        urls = [shard_url(url, shard) for shard in range(1 if kind == "postgresql" else count)]
+    for one_url in urls:
+        yield await open_administration(one_url).upgrade(dry_run=dry_run)
+
+
+def _databases(folder: ShardFolder) -> list[str]:
+    """Return the paths of the databases of a folder. Raise StoreUnusable."""
+    layout = read_layout(folder)
+    folder = replace(folder, part=layout.part)
+    return [folder.database(shard) for shard in range(layout.shards)]
 
 
 def open_administration(url: str) -> Administration:

@@ -37,6 +37,7 @@ from tickwheel.model.records import (
     TaskRow,
     task_bytes,
 )
+from tickwheel.upgrades import Upgrade
 
 _R = TypeVar("_R")
 
@@ -223,7 +224,38 @@ class Audit:
     problems: list[str] = field(default_factory=list)
 
 
-class Store(Protocol):
+class Reads(Protocol):
+    """The reads of an open store that return rows; each is a snapshot."""
+
+    async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
+        """Return id → task, without the ids that have no task."""
+        ...
+
+    async def read_some(
+        self, ids: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+        """Read the tasks of ``ids`` in their order until the rows reach ``bytes_max``. Return the
+        tasks and the ids that were not read. At least one id is read."""
+        ...
+
+    async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
+        """Return up to ``limit`` tasks with an id above ``after_id``, by id; ``topic`` filters. A
+        shorter page is the last one, unless ``is_cut`` returns True for it."""
+        ...
+
+    async def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
+        """Return up to ``limit`` tasks with an id below ``before_id``, highest id first. A page
+        ends early as in ``scan``."""
+        ...
+
+    async def scan_dead(
+        self, after: ProgressKey, limit: int, topic: str | None, group: str | None
+    ) -> list[DeadRow]:
+        """Return up to ``limit`` dead letters after the (id, group) ``after``, in that order."""
+        ...
+
+
+class Store(Reads, Protocol):
     """A store as the committer uses it. All calls come from one event loop."""
 
     @property
@@ -255,33 +287,6 @@ class Store(Protocol):
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
         """Apply batch ``n``. Return True if this call has applied it, False if an earlier call had.
         Raise CommitRefused, CommitUnknown, Fenced or StoreBroken."""
-        ...
-
-    async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
-        """Return id → task, without the ids that have no task."""
-        ...
-
-    async def read_some(
-        self, ids: Sequence[int], bytes_max: int
-    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
-        """Read the tasks of ``ids`` in their order until the rows reach ``bytes_max``. Return the
-        tasks and the ids that were not read. At least one id is read."""
-        ...
-
-    async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
-        """Return up to ``limit`` tasks with an id above ``after_id``, by id; ``topic`` filters. A
-        shorter page is the last one, unless ``is_cut`` returns True for it."""
-        ...
-
-    async def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
-        """Return up to ``limit`` tasks with an id below ``before_id``, highest id first. A page
-        ends early as in ``scan``."""
-        ...
-
-    async def scan_dead(
-        self, after: ProgressKey, limit: int, topic: str | None, group: str | None
-    ) -> list[DeadRow]:
-        """Return up to ``limit`` dead letters after the (id, group) ``after``, in that order."""
         ...
 
     async def backup(self, path: str) -> int:
@@ -695,6 +700,12 @@ class Administration(Protocol):
         ``is_branch``: the next epoch begins a new branch, regardless of known epochs. First watch
         the leader's lease for ``watch_s`` (default: LEADER_WATCH_S). Raise StoreUnusable if a
         daemon leads the shard, or the shard has changed since ``look``."""
+        ...
+
+    async def upgrade(self, *, dry_run: bool = False, watch_s: float | None = None) -> Upgrade:
+        """Upgrade the shard, or all shards that share its layout, to the layout of this release;
+        ``dry_run``: change nothing. Return what was, or would be, done. First watch the leases as
+        ``lay_out`` does. Raise StoreUnusable if a daemon leads, or the layout is newer."""
         ...
 
     async def begin_branch(self, *, watch_s: float | None = None) -> None:

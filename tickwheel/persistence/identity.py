@@ -124,9 +124,17 @@ def _describe(fact: Evidence) -> str:
 # --- text form -----------------------------------------------------------------------------------
 
 
-def past_text(past: Sequence[EpochRecord]) -> str:
-    """Return the epochs as text, as stores keep them."""
-    return " ".join(f"{began.epoch}:{began.mark}:{began.batch}" for began in past)
+NO_BATCH = 1 << 62
+"""Stands for the last batch of an epoch that is not compared."""
+
+
+def past_text(past: Sequence[EpochRecord], *, with_batches: bool = True) -> str:
+    """Return the epochs as text, as stores keep them. On a server, batches of earlier epochs are
+    not compared (``with_batches`` False): a machine that knows of batches that a failover has lost
+    could otherwise not lead after another machine has led."""
+    return " ".join(
+        f"{began.epoch}:{began.mark}:{began.batch if with_batches else NO_BATCH}" for began in past
+    )
 
 
 def read_past(text: str) -> tuple[EpochRecord, ...]:

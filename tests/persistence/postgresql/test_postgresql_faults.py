@@ -27,7 +27,8 @@ from tickwheel.persistence.contract import (
     StoreBroken,
     StoreForgot,
 )
-from tickwheel.persistence.postgresql.driver import NoReply, ServerError
+from tickwheel.persistence.on_server import NoReply
+from tickwheel.persistence.postgresql.driver import ServerError
 
 
 async def taken(subject: Subject, effects: Effects) -> list[str]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
+import asyncpg
 import pytest
 
 from persistence.postgresql.conftest import Make
@@ -19,7 +22,7 @@ from tickwheel.persistence.contract import (
     StoreUnreachable,
     StoreUnusable,
 )
-from tickwheel.persistence.postgresql import PostgresStore, options_from
+from tickwheel.persistence.postgresql import PostgresStore, opening, options_from, writer
 
 
 async def refused(url: str, match: str, kind: type[StoreUnusable] = StoreUnusable) -> None:
@@ -186,6 +189,138 @@ class TestEpochs:
         empty = make(shared_postgres.url())
         with pytest.raises(StoreUnusable, match=r"is empty, but the history has reached epoch 1"):
             await empty.store.open("me/next", 1, evidence=[lost])
+
+
+UPGRADE = "ALTER TABLE shard ADD COLUMN remark text NOT NULL DEFAULT '';"
+
+
+class TestUpgrades:
+    """To an invented layout 2; ``tests/upgrade`` shows what all stores do."""
+
+    @pytest.fixture
+    def layout_2(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+        """``layout_2(sql)``: from now on as a release with this upgrade."""
+
+        def begin(sql: str = UPGRADE) -> None:
+            script = f"{sql} UPDATE layout SET format = 2;"
+            (tmp_path / "upgrade-2.sql").write_text(script)
+            monkeypatch.setattr(opening, "SQL", tmp_path)
+            for module in (opening, writer):
+                monkeypatch.setattr(module, "LAYOUT", 2)
+
+        return begin
+
+    @pytest.fixture
+    def schema(self, shared_postgres: PostgresServer) -> str:
+        return shared_postgres.new_schema()
+
+    @pytest.fixture
+    def url(self, shared_postgres: PostgresServer, schema: str) -> str:
+        return shared_postgres.url(schema=schema)
+
+    async def test_a_failed_upgrade_changes_nothing_and_names_the_command(
+        self, url: str, make: Make, layout_2: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        subject = make(url)
+        await subject.open()
+        await subject.commit(tasks([1]))
+        await subject.store.close(clean=True)
+        layout_2(f"{UPGRADE} SELECT 1 / 0;")
+        await refused(url, "layout 1 cannot be upgraded to 2: division by zero.*upgrade --dry-run")
+        monkeypatch.undo()
+        await subject.open()
+        assert await subject.ids() == [1]
+
+    async def test_a_daemon_of_another_shard_prevents_the_upgrade_at_a_start(
+        self, url: str, schema: str, shared_postgres: PostgresServer, make: Make,
+        layout_2: Callable[..., None],
+    ) -> None:  # fmt: skip
+        other = make(f"{url}&shard=1")
+        await other.open("b/2")
+        lease = f"INSERT INTO {schema}.lease VALUES (1, '{{}}', 'host:1', 0, 0, '', '', '{{}}', '')"
+        shared_postgres.sql(lease.format("b/2", "infinity"))
+        layout_2()
+        await refused(url, "b/2 at host:1 leads shard 1, which has an older layout; stop it")
+        # One that has the lease and has not opened the shard yet does not.
+        shared_postgres.sql(f"UPDATE {schema}.lease SET owner = 'c/3'")
+        subject = make(url)
+        assert (await subject.open()).created
+        assert await subject.commit(tasks([1]))
+
+    async def test_an_upgrade_fences_daemons_of_the_older_release(
+        self, url: str, make: Make, layout_2: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also one whose lease has ended unnoticed."""
+        older, newer = make(url), make(f"{url}&shard=1")
+        await older.open()
+        await older.commit(tasks([1]))
+        layout_2()
+        await newer.open()
+        monkeypatch.undo()
+        with pytest.raises(Fenced, match="was upgraded to layout 2"):
+            await older.commit(tasks([2]))
+
+    @pytest.mark.parametrize("exists", [True, False])
+    async def test_a_start_that_an_upgrade_overtakes_is_repeated(
+        self, url: str, exists: bool, make: Make, layout_2: Callable[..., None],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        subject, newer = make(url), make(f"{url}&shard=1")
+        await (subject if exists else newer).open()
+        await (subject if exists else newer).store.close(clean=True)
+        inspect = opening.inspect
+
+        async def overtaken(*args: Any) -> tuple[str, int]:
+            found = await inspect(*args)
+            monkeypatch.undo()
+            layout_2()
+            await newer.open()
+            monkeypatch.undo()
+            return found
+
+        monkeypatch.setattr(opening, "inspect", overtaken)
+        with pytest.raises(StoreUnreachable, match="another daemon has just"):
+            await subject.store.open(OWNER, 0)
+        await refused(url, "has layout 2; this release reads layouts up to 1: use a newer release")
+
+    async def test_operators_upgrade_before_anything_else(
+        self, url: str, make: Make, layout_2: Callable[..., None]
+    ) -> None:
+        subject = make(url)
+        await subject.open()
+        await subject.store.close(clean=True)
+        administration = open_administration(url)
+        stored = await administration.look()
+        layout_2()
+        for refused_step in (
+            administration.look(), administration.lay_out(stored, 1, watch_s=0),
+            administration.begin_branch(watch_s=0),
+        ):  # fmt: skip
+            with pytest.raises(StoreUnusable, match="layout 2: run `tickwheel store upgrade`"):
+                await refused_step
+        await administration.upgrade(watch_s=0)
+        assert (await administration.look()).exists
+
+    async def test_the_printed_steps_are_a_script(
+        self, url: str, schema: str, shared_postgres: PostgresServer, make: Make,
+        layout_2: Callable[..., None],
+    ) -> None:  # fmt: skip
+        subject = make(url)
+        await subject.open()
+        await subject.store.close(clean=True)
+        layout_2()
+        planned = await open_administration(url).upgrade(dry_run=True)
+        connection = await asyncpg.connect(shared_postgres.database_url())
+        await connection.execute("\n".join(planned.steps))  # as one transaction, as psql -1 does
+        await connection.close()
+        assert (await subject.open()).epoch == 2
+
+    async def test_a_look_at_an_empty_database_creates_nothing(
+        self, url: str, schema: str, shared_postgres: PostgresServer
+    ) -> None:
+        assert (await open_administration(url).upgrade(dry_run=True)).layout == 0
+        (row,) = shared_postgres.sql(f"SELECT to_regnamespace('{schema}') IS NULL")
+        assert row[0]
 
 
 class TestAdministration:

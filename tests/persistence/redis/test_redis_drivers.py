@@ -16,8 +16,9 @@ import pytest
 
 from support.redis_server import RedisServer
 from support.waiting import comes, soon
+from tickwheel.persistence.on_server import NoReply, NotConnected
 from tickwheel.persistence.redis.connection import Connection, check, connect
-from tickwheel.persistence.redis.driver import NoReply, NotConnected, ServerError, options_from
+from tickwheel.persistence.redis.driver import ServerError, options_from
 from tickwheel.persistence.redis.store import RedisStore
 
 

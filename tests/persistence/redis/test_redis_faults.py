@@ -178,7 +178,7 @@ class TestASilentRedis:
         async def lose_the_answer(*args: Any, **options: Any) -> None:
             await run(*args, **options)
             await line._drop("lost")
-            from tickwheel.persistence.redis.driver import NoReply
+            from tickwheel.persistence.on_server import NoReply
 
             raise NoReply("lost")
 

@@ -19,7 +19,7 @@ from tickwheel.cli.app import run
 from tickwheel.persistence.contract import Fenced, StoreUnusable
 from tickwheel.persistence.redis import RedisOptions, RedisStore, options_from
 from tickwheel.persistence.redis.layout import INIT_LAY_OUT
-from tickwheel.persistence.redis.opening import StoredShard, lay_out, look
+from tickwheel.persistence.redis.opening import RedisAdministration, StoredShard
 from tickwheel.persistence.sqlite import SqliteStore
 
 S = "{tw:default:0}"
@@ -54,8 +54,13 @@ async def keys_of(server: RedisServer) -> set[str]:
         return set(await redis.keys("*"))
 
 
+async def look(options: RedisOptions) -> StoredShard:
+    return await RedisAdministration(options).look()
+
+
 async def anew(options: RedisOptions, found: StoredShard | None = None) -> str:
-    return await lay_out(options, found or await look(options), NOW_MS, watch_s=0)
+    found = found or await look(options)
+    return await RedisAdministration(options).lay_out(found, NOW_MS, watch_s=0)
 
 
 # --- an empty shard --------------------------------------------------------------------------
@@ -224,7 +229,9 @@ async def test_init_stops_if_a_leader_returns(options: RedisOptions, server: Red
     """A Redis that came back empty has forgotten the lease of a daemon that lives."""
     result = await look(options)
     server.call("CONFIG", "RESETSTAT")
-    laying = asyncio.ensure_future(lay_out(options, result, NOW_MS, watch_s=60.0))
+    laying = asyncio.ensure_future(
+        RedisAdministration(options).lay_out(result, NOW_MS, watch_s=60.0)
+    )
     await comes(lambda: b"cmdstat_get:" in server.call("INFO", "commandstats"))  # its first look
     server.call("SET", f"{S}:leader", "left|tcp://a:1|1|4")
     with pytest.raises(StoreUnusable, match="left at tcp://a:1 leads"):
@@ -241,7 +248,7 @@ async def test_a_leader_that_comes_between_look_and_script_stops_it(
     async def blind(*_: Any) -> None:
         server.call("SET", f"{S}:leader", "left|tcp://a:1|1|4")
 
-    monkeypatch.setattr("tickwheel.persistence.redis.opening._watch", blind)
+    monkeypatch.setattr("tickwheel.persistence.redis.opening.watch_lease", blind)
     with pytest.raises(StoreUnusable, match="left at tcp://a:1 leads"):
         await anew(options, result)
     assert "'led'" in INIT_LAY_OUT.text
@@ -253,7 +260,7 @@ async def test_a_leader_that_comes_between_look_and_script_stops_it(
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests' daemons do not come back."""
-    monkeypatch.setattr("tickwheel.persistence.redis.opening.LEADER_WATCH_S", 0.0)
+    monkeypatch.setattr("tickwheel.persistence.on_server.LEADER_WATCH_S", 0.0)
 
 
 @pytest.mark.usefixtures("at_once")

@@ -6,14 +6,9 @@ import asyncio
 
 import pytest
 
+from tickwheel.persistence.on_server import Address, NotConnected
 from tickwheel.persistence.redis.connection import Nodes, _DiscoveredPlace
-from tickwheel.persistence.redis.driver import (
-    Address,
-    NotConnected,
-    RedisOptions,
-    ServerError,
-    options_from,
-)
+from tickwheel.persistence.redis.driver import RedisOptions, ServerError, options_from
 
 OLD, NEW = Address("old", 1), Address("new", 2)
 SILENT = None

@@ -84,8 +84,8 @@ async def test_the_documented_rights_suffice(
 ) -> None:
     server.call("ACL", "LOG", "RESET")
     chosen = options(server, f"driver={driver}", db=3)
-    result = await opening.look(chosen)
-    await opening.lay_out(chosen, result, 0, watch_s=0)
+    administration = opening.RedisAdministration(chosen)
+    await administration.lay_out(await administration.look(), 0, watch_s=0)
     election, me = RedisElection(chosen, 3_000), Leader(OWNER, "tcp://here:1", 0, 0)
     await election.prepare()
     assert await election.acquire(me)

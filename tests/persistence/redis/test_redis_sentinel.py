@@ -24,8 +24,8 @@ from tickwheel.persistence.contract import (
     StoreUnreachable,
     StoreUnusable,
 )
+from tickwheel.persistence.on_server import NoReply
 from tickwheel.persistence.redis import RedisStore, options_from
-from tickwheel.persistence.redis.driver import NoReply
 from tickwheel.persistence.redis.store import RedisElection
 
 

@@ -26,7 +26,7 @@ from tickwheel.persistence.contract import (
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.redis import options_from
 from tickwheel.persistence.redis.driver import SCHEMES
-from tickwheel.persistence.redis.opening import lay_out, look
+from tickwheel.persistence.redis.opening import RedisAdministration
 from tickwheel.persistence.redis.recovery import BODILESS_BYTES_MIN
 from tickwheel.persistence.redis.store import RedisElection
 from tickwheel.persistence.redis.writer import SEPARATE_BYTES_MIN, KeptBatches, SeparateRecords
@@ -316,11 +316,12 @@ class TestCameBackWithoutMore:
         seen = await election.look()
         await election.close()
         assert (seen.lost_by, seen.rewriting) == ("tester", "")
-        result = await look(options)
+        administration = RedisAdministration(options)
+        result = await administration.look()
         assert "lacks data that tester had confirmed" in result.state
         assert not result.unused
         assert redis_server.call("HLEN", "{tw:default:0}:task") == tasks_before, "nothing removed"
-        await lay_out(options, result, 0, watch_s=0)
+        await administration.lay_out(result, 0, watch_s=0)
         fresh = make("mirror=no")
         assert (await fresh.open()).last_batch == 0
 
@@ -328,8 +329,7 @@ class TestCameBackWithoutMore:
     async def test_a_newly_initialised_shard_is_left_alone(
         self, lost: Subject, make: Make, redis_server: RedisServer
     ) -> None:
-        options = options_from(redis_server.url(QUICK))
-        await lay_out(options, await look(options), 0, watch_s=0)
+        redis_server.lay_out()
         other = make()
         await other.open()
         with pytest.raises(StoreError):

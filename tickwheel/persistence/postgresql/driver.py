@@ -19,17 +19,26 @@ import re
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from tickwheel.errors import module_needs_extra
-from tickwheel.model.values import SHARD_BITS
-from tickwheel.persistence.contract import StoreError, StoreUnreachable, StoreUnusable
+from tickwheel.persistence.on_server import (
+    NoReply,
+    NotConnected,
+    ServerTrouble,
+    address_from,
+    invalid,
+    settings_from,
+    unusable,
+)
 
 with module_needs_extra("a store in PostgreSQL", "postgresql"):
     import asyncpg
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+
+    from tickwheel.persistence.contract import StoreError
 
 PORT: Final = 5432
 LIBPQ = ("sslmode", "sslrootcert", "sslcert", "sslkey", "passfile", "target_session_attrs")
@@ -79,68 +88,26 @@ def options_from(url: str) -> PostgresOptions:
     parts = urlsplit(url)
     hosts = parts.netloc.rpartition("@")[2]
     name = f"postgresql://{hosts}{parts.path}"
-    settings: dict[str, Any] = {}
-    libpq: dict[str, str] = {}
-    for key, text in parse_qsl(parts.query, keep_blank_values=True):
-        if key in LIBPQ:
-            libpq[key] = text
-        else:
-            settings[key] = _setting(key, text, name)
     if not parts.path.strip("/"):
-        raise _wrong(name, "the path must be the name of the database, for example /app")
-    for key in NEVER_ZERO:
-        if settings.get(key) == 0:
-            raise _wrong(name, f"{key} must be at least 1")
+        raise invalid(name, "the path must be the name of the database, for example /app")
+    types = _IN_QUERY | dict.fromkeys(LIBPQ, "str")
+    settings = settings_from(name, parts.query, types, never_zero=NEVER_ZERO)
+    libpq = {key: settings.pop(key) for key in LIBPQ if key in settings}
     level = settings.get("synchronous_commit", "on")
     if level not in SYNCHRONOUS_COMMIT:
-        raise _wrong(
-            name, f"synchronous_commit={level!r} is not one of {', '.join(SYNCHRONOUS_COMMIT)}"
-        )
+        levels = ", ".join(SYNCHRONOUS_COMMIT)
+        raise invalid(name, f"synchronous_commit={level!r} is not one of {levels}")
     schema = settings.get("schema", "tickwheel")
     if not _SCHEMA.fullmatch(schema) or schema.startswith("pg_"):
-        raise _wrong(
+        raise invalid(
             name, f"schema={schema!r} must be 1 to 40 characters from a-z 0-9 _, and not begin"
             " with a digit or pg_",
         )  # fmt: skip
-    if settings.get("shard", 0) >> SHARD_BITS:
-        raise _wrong(
-            name, f"shard must be between 0 and {(1 << SHARD_BITS) - 1}, not {settings['shard']}"
-        )
     if "," in hosts:
         libpq.setdefault("target_session_attrs", "primary")
-    addresses = [_address(host, name) for host in hosts.split(",")]
+    addresses = [str(address_from(name, host, PORT)) for host in hosts.split(",")]
     dsn = parts._replace(scheme="postgresql", query=urlencode(libpq), fragment="").geturl()
     return PostgresOptions(dsn=dsn, name=name, address=",".join(addresses), **settings)
-
-
-def _address(text: str, name: str) -> str:
-    parts = urlsplit(f"//{text}")
-    try:
-        host, port = parts.hostname or "127.0.0.1", parts.port or PORT
-    except ValueError:
-        raise _wrong(name, f"the port of {text!r} must be a number between 1 and 65535") from None
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _setting(key: str, text: str, name: str) -> Any:
-    type_ = _IN_QUERY.get(key)
-    if key == "shards":
-        raise _wrong(
-            name,
-            "shards= is only for nodes (`tickwheel serve`); name one of its shards with shard=",
-        )
-    if type_ is None:
-        known = ", ".join(sorted((*_IN_QUERY, *LIBPQ)))
-        raise _wrong(name, f"unknown setting {key!r}; use {known}")
-    if type_ == "str":
-        return text
-    if not text.isdecimal():
-        raise _wrong(name, f"{key}={text!r} is not a whole number")
-    return bool(int(text)) if type_ == "bool" else int(text)
-
-
-def _wrong(name: str, objection: str) -> StoreUnusable:
-    return StoreUnusable(f"store {name!r}: {objection}")
 
 
 # --- errors --------------------------------------------------------------------------------------
@@ -159,20 +126,7 @@ _IDENTITY = ("28000", "28P01", "3D000")
 """Errors of the user, the password or the name of the database."""
 
 
-class NotConnected(StoreError):
-    """PostgreSQL cannot be reached; nothing was sent."""
-
-
-class NoReply(StoreError):
-    """A statement was sent, but no answer was received."""
-
-    def __init__(self, message: str, *, silent: bool = False) -> None:
-        super().__init__(message)
-        self.silent = silent
-        """Whether the call timed out on a connection that was not broken."""
-
-
-class ServerError(StoreError):
+class ServerError(ServerTrouble):
     """PostgreSQL has rolled the statement back; ``state`` is its SQLSTATE."""
 
     def __init__(self, state: str, text: str) -> None:
@@ -253,13 +207,13 @@ class Link:
         ((path, _),) = await self.fetch(_SESSION)
         if path != options.schema:
             await self.close()
-            raise StoreUnusable(f"store {options.name}: {_POOLED}")
+            raise unusable(options.name, _POOLED)
         return connection
 
     async def fetch(
         self, statement: str, *args: object, timeout_ms: int | None = None
     ) -> Sequence[Any]:
-        """Return the rows of a statement. Raise NotConnected, NoReply or ServerError."""
+        """Return the rows of a statement. Raise ServerTrouble."""
         rows: Sequence[Any]
         rows = await self._call(lambda link: link.fetch(statement, *args), timeout_ms)
         return rows
@@ -295,7 +249,8 @@ class Link:
             if connection.is_closed() or state.startswith(_GONE):
                 connection.terminate()
                 raise NoReply(f"{name}: {_text(error)}") from error
-            raise ServerError(state, f"{name}: {_text(error)}") from error
+            dropped = "a table of the store is missing: " if state == MISSING_TABLE else ""
+            raise ServerError(state, f"{name}: {dropped}{_text(error)}") from error
         except (OSError, asyncpg.InternalClientError) as error:
             connection.terminate()
             raise NoReply(f"{name}: the connection broke: {error}", silent=expired) from error
@@ -373,16 +328,7 @@ def _text(error: Any) -> str:
 def _connect_error(options: PostgresOptions, error: Any) -> StoreError:
     state, text = error.sqlstate or "", _text(error)
     if "startup parameter" in text:
-        return StoreUnusable(f"store {options.name}: {_POOLED}: {text}")
+        return unusable(options.name, f"{_POOLED}: {text}")
     if state in _IDENTITY:
-        return StoreUnusable(f"store {options.name}: {text}; check the store's URL and pg_hba.conf")
+        return unusable(options.name, f"{text}; check the store's URL and pg_hba.conf")
     return NotConnected(f"{options.name}: {text}")
-
-
-def unreachable(options: PostgresOptions, error: StoreError) -> StoreUnreachable:
-    text = error.message.removeprefix(f"{options.name}: ")
-    return StoreUnreachable(f"store {options.name}: {text}")
-
-
-def unusable(options: PostgresOptions, reason: str) -> StoreUnusable:
-    return StoreUnusable(f"store {options.name}: {reason.removeprefix(f'{options.name}: ')}")

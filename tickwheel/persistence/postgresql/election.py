@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from tickwheel.limits import NODES_MAX
 from tickwheel.model.kinds import COUNTER, GROUP
 from tickwheel.model.records import SettingsCounter
-from tickwheel.persistence.codec import decode_node, decode_record, encode_node, key_text
+from tickwheel.persistence.codec import decode_record, key_text
 from tickwheel.persistence.contract import (
     ElectionState,
     Leader,
@@ -25,15 +25,13 @@ from tickwheel.persistence.contract import (
     Standby,
     StoreAway,
     StoreError,
-    StoreUnusable,
 )
+from tickwheel.persistence.on_server import ServerNodes, ServerTrouble
 from tickwheel.persistence.postgresql import opening
 from tickwheel.persistence.postgresql.driver import (
     LOOKUPS,
     SNAPSHOT,
     Link,
-    NoReply,
-    NotConnected,
     PostgresOptions,
     ServerError,
     is_table_dropped,
@@ -121,11 +119,8 @@ class PostgresElection:
         return self._address
 
     async def prepare(self) -> None:
-        link = Link(self._options)
-        try:
+        async with opening.connected(self._options) as link:
             await opening.inspect(link, self._options)
-        finally:
-            await link.close()
 
     async def _ready(self) -> None:
         """Connect. After a new connection, create the tables if they are missing."""
@@ -228,24 +223,15 @@ SELECT name, record, (1000 * extract(epoch FROM until))::bigint AS until_ms FROM
 """
 
 
-class PostgresNodes:
-    """The registry of the nodes that share a schema; see ``contract.NodeRegistry``.
-
-    Records expire by PostgreSQL's clock, so the clocks of two machines are never compared. A
-    beat is a transaction under an advisory lock.
-    """
+class PostgresNodes(ServerNodes):
+    """The registry of the nodes that share a schema; see ``contract.NodeRegistry``. A beat is a
+    transaction under an advisory lock."""
 
     def __init__(self, options: PostgresOptions, shards: int) -> None:
+        super().__init__(options.name, shards)
         self._options = options
-        self._shards = shards
         self._link = Link(options)
         self._is_inspected = False
-
-    async def beat(self, me: NodeRecord, instead_of: str = "") -> NodesSeen:
-        return await self._write(me, encode_node(me), instead_of)
-
-    async def leave(self, me: NodeRecord) -> None:
-        await self._write(replace(me, claims=()), "", "")
 
     async def _write(self, me: NodeRecord, text: str, instead_of: str) -> NodesSeen:
         link = self._link
@@ -262,36 +248,27 @@ class PostgresNodes:
             placed = await link.fetch("SELECT shard, node FROM placed")
             drained = await link.fetch("SELECT node FROM drained")
             ((version,),) = await link.fetch("SELECT version FROM registry")
-        parsed = {row["name"]: decode_node(row["name"], row["record"]) for row in rows}
-        records = {name: record for name, record in parsed.items() if record is not None}
-        ends_ms = {row["name"]: row["until_ms"] for row in rows}
-        return NodesSeen(
+        return self._seen(
+            me,
+            {row["name"]: row["record"] for row in rows},
+            {row["name"]: row["until_ms"] for row in rows},
+            is_mine=is_mine,
             now_ms=now_ms,
-            nodes={name: record for name, record in records.items() if is_mine or name != me.name},
-            seen_ms={name: ends_ms[name] - node.ttl_ms for name, node in records.items()},
             placed={row["shard"]: row["node"] for row in placed},
-            drained=frozenset(row["node"] for row in drained),
+            drained=[row["node"] for row in drained],
             version=version,
-            namesake=None if is_mine else records.get(me.name),
         )
 
     async def _enter(self, me: NodeRecord, text: str, instead_of: str) -> bool:
         """Write or remove the node's entry. Return whether the entry with its name is its own."""
-        link, name = self._link, self._options.name
+        link = self._link
         await link.fetch(_REGISTER, self._shards)
         ((shards,),) = await link.fetch("SELECT shards FROM registry")
-        if shards != self._shards:
-            raise StoreUnusable(
-                f"store {name}: it was initialized for {shards} shards, but the setting shards is"
-                f" {self._shards}"
-            )
+        self._check_shards(shards)
         await link.fetch(_EXPIRE)
         runs = {row["name"]: row["run"] for row in await link.fetch("SELECT name, run FROM node")}
         if text and me.name not in runs and len(runs) >= NODES_MAX:
-            raise StoreUnusable(
-                f"store {name}: it has {len(runs)} nodes; the limit is {NODES_MAX} (NODES_MAX). A"
-                " dead node counts until leader_ttl_s has passed"
-            )
+            raise self._too_many(len(runs), NODES_MAX)
         if runs.get(me.name, me.run) not in (me.run, instead_of):
             return False
         if not text:
@@ -391,7 +368,7 @@ class PostgresSiblings:
                             "SELECT generation FROM shard WHERE number = $1", shard
                         )
                         return await read(f"{shard}_{rows[0][0]}") if rows else empty
-                except (NotConnected, NoReply, ServerError) as error:
+                except ServerTrouble as error:
                     # The shard may just have dropped this generation.
                     if not is_table_dropped(error) or attempt == TRIES - 1:
                         self._away_until_s = loop.time() + AWAY_S

@@ -9,19 +9,12 @@ schema has no owner that could write data back.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
-from tickwheel.persistence.contract import (
-    LEADER_WATCH_S,
-    Opened,
-    StoredShard,
-    StoreError,
-    StoreUnusable,
-)
+from tickwheel.persistence.contract import Opened, StoredShard, StoreUnusable
 from tickwheel.persistence.identity import (
     NEW,
     EpochRecord,
@@ -32,16 +25,15 @@ from tickwheel.persistence.identity import (
     read_past,
     restored,
 )
-from tickwheel.persistence.postgresql.driver import (
-    Link,
+from tickwheel.persistence.on_server import (
+    INIT_OWNER,
     NoReply,
-    NotConnected,
-    PostgresOptions,
-    ServerError,
-    is_table_dropped,
-    unreachable,
+    led,
+    opening_errors,
     unusable,
+    watch_lease,
 )
+from tickwheel.persistence.postgresql.driver import Link, PostgresOptions, ServerError
 from tickwheel.persistence.postgresql.layout import (
     DEAD,
     LAYOUT,
@@ -55,6 +47,7 @@ from tickwheel.persistence.postgresql.layout import (
     part_tables,
     records_statement,
 )
+from tickwheel.upgrades import Upgrade, sql_steps
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -62,12 +55,10 @@ if TYPE_CHECKING:
     from tickwheel.persistence.contract import Evidence
 
 VERSION_MIN: Final = 14
-SCHEMA = files(__package__).joinpath("sql/schema.sql").read_text("utf-8")
+SQL = files(__package__).joinpath("sql")
+SCHEMA = SQL.joinpath("schema.sql").read_text("utf-8")
 DDL_LOCK: Final = 0x7469636B
-"""Key of the advisory lock under which tables are created."""
-NO_BATCH: Final = 1 << 62
-"""Stands for the last batch of every earlier epoch, so that batches are not compared: a machine
-that knows of batches that a failover has lost could never lead again."""
+"""Key of the advisory lock under which tables are created and upgraded."""
 _FACTS = """
 SELECT current_setting('server_version_num')::int / 10000 AS version,
     pg_is_in_recovery() AS is_standby,
@@ -89,34 +80,27 @@ SELECT current_setting('server_version_num')::int / 10000 AS version,
 """
 
 
-async def inspect(link: Link, options: PostgresOptions) -> str:
+async def inspect(
+    link: Link, options: PostgresOptions, *, may_create: bool = True
+) -> tuple[str, int]:
     """Check the server, and create the schema and the tables that all shards share. Return
-    ``Store.durability``. Raise StoreUnusable, which says what to change, or StoreUnreachable."""
-    try:
+    ``Store.durability``, and the layout of the schema, which can be older; 0: it has no tables.
+    Raise StoreUnusable, which says what to change, or StoreUnreachable."""
+    with opening_errors(options.name):
         (facts,) = await link.fetch(_FACTS, options.schema)
-        objection = _objection(facts, options)
-        if objection:
-            raise unusable(options, objection)
-        if not facts["has_layout"]:
-            if facts["has_shards"]:
-                raise unusable(
-                    options,
-                    f"the schema {options.schema} belongs to another program: it has a table"
-                    " shard, but no table layout; choose another ?schema=",
-                )
+        objection, layout = _objection(facts, options), 0
+        if not objection and may_create and not facts["has_layout"]:
             await _create(link, options, has_schema=facts["has_schema"])
-        (row,) = await link.fetch("SELECT max(format) AS format FROM layout")
-        if row["format"] != LAYOUT:
-            raise unusable(
-                options,
-                f"the schema {options.schema} has layout {row['format']}; this release reads"
-                f" layout {LAYOUT}: use the release that wrote it",
-            )
-    except (NotConnected, NoReply) as error:
-        raise unreachable(options, error) from error
-    except ServerError as error:
-        raise unusable(options, error.message) from error
-    return durability(facts)
+        if not objection and (may_create or facts["has_layout"]):
+            ((layout,),) = await link.fetch(_LAYOUT)
+            if not 0 < layout <= LAYOUT:
+                objection = (
+                    f"the schema {options.schema} has layout {layout}; this release reads layouts"
+                    f" up to {LAYOUT}: use a newer release"
+                )
+    if objection:
+        raise unusable(options.name, objection)
+    return durability(facts), layout
 
 
 def _objection(facts: Any, options: PostgresOptions) -> str:
@@ -147,6 +131,11 @@ def _objection(facts: Any, options: PostgresOptions) -> str:
             f"the role {role} lacks the privilege {missing} on the schema {schema};"
             f" GRANT USAGE, CREATE ON SCHEMA {schema} TO {role}"
         )
+    if facts["has_shards"] and not facts["has_layout"]:
+        return (
+            f"the schema {schema} belongs to another program: it has a table shard, but no table"
+            " layout; choose another ?schema="
+        )
     if options.allow_volatile_store:
         return ""
     insist = ", or insist with --allow-volatile-store (or ?allow_volatile_store=1 in the URL)"
@@ -165,6 +154,50 @@ async def _create(link: Link, options: PostgresOptions, *, has_schema: bool) -> 
     """Create the tables that all shards share, unless another daemon does so at the moment."""
     schema = "" if has_schema else f"CREATE SCHEMA IF NOT EXISTS {options.schema};"
     await link.execute(f"SELECT pg_advisory_xact_lock({DDL_LOCK}); {schema} {SCHEMA}")
+
+
+_LAYOUT = "SELECT coalesce(max(format), 0) FROM layout"
+_USERS = """
+SELECT l.owner, l.address, 'shard ' || l.shard || ', which has an older layout'
+FROM lease l JOIN shard s ON s.number = l.shard AND s.owner = l.owner
+WHERE l.until > clock_timestamp() AND l.shard IS DISTINCT FROM $1::int
+"""
+"""The daemons that have opened a shard other than $1."""
+UPGRADE_MS: Final = 3_600_000
+"""Maximum milliseconds of one step of an upgrade."""
+
+
+def upgrade_steps(layout: int, options: PostgresOptions) -> tuple[str, ...]:
+    """Return the SQL that upgrades a schema with this layout, in one transaction. The last step
+    voids the claims of all daemons; those of an older release cannot claim a shard again."""
+    steps = sql_steps(SQL, layout, LAYOUT)
+    if not steps:
+        return ()
+    begin = f"SET LOCAL search_path = {options.schema};\nLOCK TABLE shard IN EXCLUSIVE MODE;"
+    return begin, *steps, "UPDATE shard SET link = link + 1;"
+
+
+async def upgrade(link: Link, options: PostgresOptions, shard: int | None = None) -> None:
+    """Upgrade an older schema in one transaction. ``shard``: the one that this daemon leads. Raise
+    StoreUnusable if a daemon has opened another shard, or ServerTrouble."""
+    async with link.transaction():
+        await link.fetch("SELECT pg_advisory_xact_lock($1)", DDL_LOCK)
+        ((layout,),) = await link.fetch(_LAYOUT)
+        users = await link.fetch(_USERS, shard) if layout < LAYOUT else ()
+        if users:
+            raise led(options.name, *users[0])
+        try:
+            for step in upgrade_steps(layout, options):
+                await link.execute(step, timeout_ms=UPGRADE_MS)
+        except ServerError as error:
+            reason = error.message.removeprefix(f"{options.name}: ")
+            raise unusable(
+                options.name,
+                f"layout {layout} cannot be upgraded to {LAYOUT}: {reason}; `tickwheel store"
+                " upgrade --dry-run` prints the statements",
+            ) from error
+        ((layout,),) = await link.fetch(_LAYOUT)
+        assert layout == LAYOUT, f"the steps have left layout {layout}"
 
 
 _POWER = "a power cut of PostgreSQL's machine"
@@ -203,7 +236,7 @@ _NEW_SHARD = (
 _BEGIN = (
     "UPDATE shard SET epoch = greatest(epoch + 1, $2), owner = $3, link = link + 1, clean = false,"
     " opened_ms = $4, past = $5, branch = '' WHERE number = $1 AND epoch = $6 AND incarnation = $7"
-    " RETURNING epoch, generation"
+    " AND (SELECT max(format) FROM layout) = $8 RETURNING epoch, generation"
 )
 _LAST = (
     "SELECT coalesce(max(batch), 0) AS last, coalesce(max(id_mark), 0) AS id_mark,"
@@ -220,8 +253,7 @@ async def begin_epoch(
     epoch_min: int,
     evidence: Sequence[Evidence],
 ) -> Opened:
-    """Begin an epoch; create the shard if it is absent. Raise StoreUnusable, NotConnected, NoReply
-    or ServerError."""
+    """Begin an epoch; create the shard if it is absent. Raise StoreUnusable or ServerTrouble."""
     name, shard = _shard_name(options), options.shard
     found = await link.fetch(_SHARD, shard)
     if not found:
@@ -242,9 +274,9 @@ async def begin_epoch(
         last, stored["incarnation"], read_past(stored["past"]), stored["branch"]
     )
     begun = next_epoch(name, identity, evidence, epoch_min)
-    past = past_text([began._replace(batch=NO_BATCH) for began in begun.past])
+    past = past_text(begun.past, with_batches=False)
     rows = await link.fetch(
-        _BEGIN, shard, begun.epoch, owner, now_ms, past, last.epoch, identity.incarnation
+        _BEGIN, shard, begun.epoch, owner, now_ms, past, last.epoch, identity.incarnation, LAYOUT
     )
     if not rows:
         raise NoReply(f"{name}: another daemon has just opened it")
@@ -273,10 +305,11 @@ async def create_shard(
     shard = options.shard
     async with link.transaction():
         await link.fetch("SELECT pg_advisory_xact_lock($1)", DDL_LOCK)
-        (numbers,) = await link.fetch(
-            "SELECT nextval('part_number') AS part, nextval('part_number') AS generation"
+        ((layout, part, generation),) = await link.fetch(
+            f"SELECT ({_LAYOUT}), nextval('part_number'), nextval('part_number')"
         )
-        part, generation = numbers["part"], numbers["generation"]
+        if layout != LAYOUT:
+            raise NoReply(f"{options.name}: another daemon has just upgraded it")
         rows = await link.fetch(
             _NEW_SHARD, shard, incarnation, epoch, owner, clean, now_ms, branch, generation
         )
@@ -339,9 +372,10 @@ def _shard_name(options: PostgresOptions) -> str:
 
 # --- administration ------------------------------------------------------------------------------
 
-OWNER: Final = "init"
-WATCH_STEP_S: Final = 0.25
-_LEASE = "SELECT owner, address FROM lease WHERE shard = $1 AND until > clock_timestamp()"
+_LEASE = (
+    "SELECT owner, address, 'shard ' || shard FROM lease"
+    " WHERE until > clock_timestamp() AND ($1::int IS NULL OR shard = $1)"
+)
 
 
 class PostgresAdministration:
@@ -353,8 +387,8 @@ class PostgresAdministration:
 
     async def look(self) -> StoredShard:
         options = self._options
-        async with _connect(options) as link:
-            await inspect(link, options)
+        async with connected(options) as link:
+            await self._inspect(link)
             found = await link.fetch(_SHARD, options.shard)
             counts = {"tasks": 0, "in_flight_or_waiting": 0, "dead": 0, "records": 0}
             last = 0
@@ -383,13 +417,14 @@ class PostgresAdministration:
         is_branch: bool = False,
     ) -> str:  # fmt: skip
         options, incarnation = self._options, secrets.token_hex(8)
-        async with _connect(options) as link:
-            await self._watch(link, watch_s)
+        async with connected(options) as link:
+            await self._inspect(link)
+            await self._watch(link, options.shard, watch_s)
             if stored.exists:
                 await self._remove(link, stored)
             epoch = stored.epoch + 1 if stored.exists else 0
             if not await create_shard(
-                link, options, incarnation, epoch, OWNER, now_ms, clean=True,
+                link, options, incarnation, epoch, INIT_OWNER, now_ms, clean=True,
                 branch=NEW if is_branch else "",
             ):  # fmt: skip
                 raise self._changed()
@@ -420,8 +455,9 @@ class PostgresAdministration:
 
     async def begin_branch(self, *, watch_s: float | None = None) -> None:
         options = self._options
-        async with _connect(options) as link:
-            await self._watch(link, watch_s)
+        async with connected(options) as link:
+            await self._inspect(link)
+            await self._watch(link, options.shard, watch_s)
             # The new incarnation fences earlier users of the shard.
             rows = await link.fetch(
                 "UPDATE shard SET branch = $2, incarnation = $3, link = link + 1 WHERE number = $1"
@@ -435,28 +471,42 @@ class PostgresAdministration:
 
     async def end_restore(self, after: str) -> None:
         options, values = self._options, restored(after)
-        async with _connect(options) as link:
+        async with connected(options) as link:
             await link.fetch(
                 "UPDATE shard SET branch = $2, owner = $3 WHERE number = $1",
                 options.shard, values["branch"], values["owner"],
             )  # fmt: skip
 
-    async def _watch(self, link: Link, watch_s: float | None) -> None:
-        """Raise StoreUnusable if a daemon leads the shard within ``watch_s``."""
+    async def upgrade(self, *, dry_run: bool = False, watch_s: float | None = None) -> Upgrade:
         options = self._options
-        await inspect(link, options)
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + (LEADER_WATCH_S if watch_s is None else watch_s)
-        while True:
-            for lease in await link.fetch(_LEASE, options.shard):
-                raise StoreUnusable(
-                    f"store {options.name}: {lease['owner']} at {lease['address']} leads shard"
-                    f" {options.shard}; stop it, and all standbys, first"
-                )
-            left_s = until_s - loop.time()
-            if left_s <= 0:
-                return
-            await asyncio.sleep(min(WATCH_STEP_S, left_s))
+        async with connected(options) as link:
+            _, layout = await inspect(link, options, may_create=False)
+            steps = upgrade_steps(layout, options)
+            if steps and not dry_run:
+                await self._watch(link, None, watch_s)
+                await upgrade(link, options)
+        label = f"the schema {options.schema} in {options.name}"
+        return Upgrade(label, layout, LAYOUT, steps)
+
+    async def _inspect(self, link: Link) -> None:
+        """Raise as ``inspect`` does, and StoreUnusable for an older layout."""
+        options = self._options
+        _, layout = await inspect(link, options)
+        if layout < LAYOUT:
+            raise unusable(
+                options.name,
+                f"the schema {options.schema} has layout {layout}; this release needs layout"
+                f" {LAYOUT}: run `tickwheel store upgrade`",
+            )
+
+    async def _watch(self, link: Link, shard: int | None, watch_s: float | None) -> None:
+        """Raise StoreUnusable if a daemon leads the shard, or any shard, within ``watch_s``."""
+
+        async def find() -> StoreUnusable | None:
+            leases = await link.fetch(_LEASE, shard)
+            return led(self._options.name, *leases[0]) if leases else None
+
+        await watch_lease(find, watch_s)
 
     def _changed(self) -> StoreUnusable:
         return StoreUnusable(
@@ -474,19 +524,11 @@ async def _count(link: Link, at: str, counts: dict[str, int]) -> None:
 
 
 @asynccontextmanager
-async def _connect(options: PostgresOptions) -> AsyncIterator[Link]:
+async def connected(options: PostgresOptions) -> AsyncIterator[Link]:
+    """Yield a connection for a short while. Raise StoreUnusable or StoreUnreachable."""
     link = Link(options)
     try:
-        yield link
-    except ServerError as error:
-        if is_table_dropped(error):
-            raise unusable(options, f"a table of the store is missing: {error.message}") from error
-        raise unusable(options, error.message) from error
-    except StoreUnusable:
-        raise
-    except (NotConnected, NoReply) as error:
-        raise unreachable(options, error) from error
-    except StoreError as error:
-        raise unusable(options, error.message) from error
+        with opening_errors(options.name):
+            yield link
     finally:
         await link.close()

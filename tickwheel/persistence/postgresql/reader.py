@@ -36,14 +36,13 @@ from tickwheel.persistence.contract import (
     StoredTask,
     StoreError,
 )
+from tickwheel.persistence.on_server import NoReply, ServerTrouble
 from tickwheel.persistence.postgresql.driver import (
     LONG_CALL_MS,
     LOOKUPS,
     REFUSING,
     SNAPSHOT,
     Link,
-    NoReply,
-    NotConnected,
     ServerError,
     is_table_dropped,
 )
@@ -128,7 +127,7 @@ class Reader:
             try:
                 async with self._link() as link:
                     return await read(link)
-            except (_TablesChanged, NotConnected, NoReply, ServerError) as error:
+            except (_TablesChanged, ServerTrouble) as error:
                 if await self._is_outdated(error, parts):
                     continue
                 attempt += 1
@@ -154,8 +153,12 @@ class Reader:
 
     # --- rows --------------------------------------------------------------------------------
 
+    async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
+        """See ``Store.read``."""
+        return (await self.read_some(ids, NO_LIMIT))[0]
+
     async def read_some(
-        self, ids: Sequence[int], bytes_max: int = NO_LIMIT
+        self, ids: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
         """See ``Store.read_some``."""
         wanted = possible(ids)
@@ -172,15 +175,18 @@ class Reader:
 
         return await self._trying(read)
 
-    async def scan(
+    async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
+        """See ``Store.scan``."""
+        return await self._page(after_id, limit, topic) if after_id < ID_MAX else []
+
+    async def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
+        """See ``Store.scan_back``."""
+        last_id = min(before_id - 1, ID_MAX)
+        return await self._page(last_id, limit, topic, back=True) if last_id >= 0 else []
+
+    async def _page(
         self, position: int, limit: int, topic: str | None, *, back: bool = False
     ) -> list[StoredTask]:
-        """See ``Store.scan`` and ``Store.scan_back``."""
-        if back:
-            position = min(position - 1, ID_MAX)
-        if position < 0 if back else position >= ID_MAX:
-            return []
-
         async def read(link: Link) -> list[StoredTask]:
             async with self.snapshot(link) as parts:
                 return await read_page(link, parts, position, limit, topic, back=back)
@@ -224,7 +230,7 @@ class Reader:
             parts, link = self._writer.parts, Link(self._options)
             try:
                 return await read(link)
-            except (_TablesChanged, NotConnected, NoReply, ServerError) as error:
+            except (_TablesChanged, ServerTrouble) as error:
                 if not await self._is_outdated(error, parts):
                     raise _failure(error) from error
             finally:
@@ -236,7 +242,7 @@ class Reader:
         if isinstance(error, _TablesChanged):
             return True
         if is_table_dropped(error) and parts is self._writer.parts:
-            with suppress(NotConnected, NoReply, ServerError):
+            with suppress(ServerTrouble):
                 await self._writer.verify()
         return is_table_dropped(error) and parts is not self._writer.parts
 
@@ -249,7 +255,7 @@ class Reader:
                     async for handles in _handles(link, parts, chunk, now_ms + SOON_MS, keyed):
                         yield handles
                 return
-            except (_TablesChanged, NotConnected, NoReply, ServerError) as error:
+            except (_TablesChanged, ServerTrouble) as error:
                 if not await self._is_outdated(error, known):
                     raise _failure(error) from error
             finally:

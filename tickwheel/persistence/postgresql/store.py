@@ -12,8 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from tickwheel.model.key_hash import SEED_BYTES, KeyHash
-from tickwheel.model.kinds import Effects, ProgressKey
-from tickwheel.model.records import DeadRow
+from tickwheel.model.kinds import Effects
 from tickwheel.persistence.contract import (
     Evidence,
     Handles,
@@ -21,21 +20,11 @@ from tickwheel.persistence.contract import (
     Opened,
     SmallState,
     StoreAway,
-    StoreBroken,
-    StoredTask,
     StoreError,
 )
+from tickwheel.persistence.on_server import ServerStore, ServerTrouble, opening_errors
 from tickwheel.persistence.postgresql import opening
-from tickwheel.persistence.postgresql.driver import (
-    LOOKUPS,
-    Link,
-    NoReply,
-    NotConnected,
-    PostgresOptions,
-    ServerError,
-    unreachable,
-    unusable,
-)
+from tickwheel.persistence.postgresql.driver import LOOKUPS, Link, PostgresOptions
 from tickwheel.persistence.postgresql.reader import KeyedTasks, Reader
 from tickwheel.persistence.postgresql.upkeep import Upkeep
 from tickwheel.persistence.postgresql.writer import Writer, log
@@ -49,13 +38,14 @@ _PROBE = (
 )
 
 
-class PostgresStore:
+class PostgresStore(ServerStore):
     """The PostgreSQL store; see ``contract.Store``. It can be opened again after it was closed."""
 
+    _reader: Reader
+
     def __init__(self, options: PostgresOptions) -> None:
+        super().__init__(options.name)
         self.options = options
-        self._is_open = False
-        self._durability = ""
         self._address, self._server_changes = "", 0
         self._now_ms = 0
         self._reset()
@@ -73,16 +63,6 @@ class PostgresStore:
         return KeyedTasks(KeyHash(self._key_seed), array("q"), array("Q"))
 
     @property
-    def name(self) -> str:
-        """The URL without secrets."""
-        return self.options.name
-
-    @property
-    def durability(self) -> str:
-        """See ``Store.durability``; it depends on the settings of PostgreSQL at ``open``."""
-        return self._durability
-
-    @property
     def address(self) -> str:
         """See ``Located``."""
         return self._address
@@ -98,40 +78,28 @@ class PostgresStore:
     ) -> Opened:  # fmt: skip
         """See ``SharedStore.open``."""
         self._reset()
-        try:
-            opened = await self._open(owner, now_ms, epoch_min, may_create, evidence)
-        except (NotConnected, NoReply) as error:
-            raise unreachable(self.options, error) from error
-        except ServerError as error:
-            raise unusable(self.options, error.message) from error
-        finally:
-            if not self._is_open:
-                self._link.drop()
-        # The seed changes with each start. Hashes are not stored, because a start reads every key.
-        opened.key_seed = self._key_seed
-        return opened
-
-    async def _open(
-        self, owner: str, now_ms: int, epoch_min: int, may_create: bool,
-        evidence: Sequence[Evidence],
-    ) -> Opened:  # fmt: skip
         options, link = self.options, self._link
-        self._durability = await opening.inspect(link, options)
-        upto = await opening.next_number(link)
-        opened = await opening.begin_epoch(
-            link, options, owner, now_ms, may_create, epoch_min, evidence
-        )
-        await self._writer.begin(owner, opened)
-        self._note_address(await opening.address_of(link, options))
-        self._now_ms = now_ms
+        try:
+            with opening_errors(self.name):
+                self._durability, layout = await opening.inspect(link, options)
+                if opening.upgrade_steps(layout, options):
+                    await opening.upgrade(link, options, options.shard)
+                upto = await opening.next_number(link)
+                opened = await opening.begin_epoch(
+                    link, options, owner, now_ms, may_create, epoch_min, evidence
+                )
+                await self._writer.begin(owner, opened)
+                address = await opening.address_of(link, options)
+        except BaseException:
+            link.drop()
+            raise
+        if self._address and address != self._address:
+            self._server_changes += 1
+        # The seed changes with each start. Hashes are not stored, because a start reads every key.
+        self._address, self._now_ms, opened.key_seed = address, now_ms, self._key_seed
         self._is_open = True
         self._upkeep.start(upto)
         return opened
-
-    def _note_address(self, address: str) -> None:
-        if self._address and address != self._address:
-            self._server_changes += 1
-        self._address = address
 
     async def recover_small(self) -> SmallState:
         self._check_open()
@@ -153,30 +121,6 @@ class PostgresStore:
         self._check_open()
         return await self._writer.commit(epoch, owner, n, effects)
 
-    async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
-        self._check_open()
-        return (await self._reader.read_some(ids))[0]
-
-    async def read_some(
-        self, ids: Sequence[int], bytes_max: int
-    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
-        self._check_open()
-        return await self._reader.read_some(ids, bytes_max)
-
-    async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
-        self._check_open()
-        return await self._reader.scan(max(-1, after_id), limit, topic)
-
-    async def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
-        self._check_open()
-        return await self._reader.scan(before_id, limit, topic, back=True)
-
-    async def scan_dead(
-        self, after: ProgressKey, limit: int, topic: str | None, group: str | None
-    ) -> list[DeadRow]:
-        self._check_open()
-        return await self._reader.scan_dead(after, limit, topic, group)
-
     async def backup(self, path: str) -> int:
         """Copy the data to a SQLite database, which a daemon can open as its store."""
         self._check_open()
@@ -189,7 +133,7 @@ class PostgresStore:
             number = await opening.next_number(link)
             await link.execute("BEGIN")
             await link.execute(_PROBE.format(number, PROBE_BYTES // 4_096))
-        except (NotConnected, NoReply, ServerError):
+        except ServerTrouble:
             return False
         finally:
             link.drop()
@@ -200,7 +144,7 @@ class PostgresStore:
         self._check_open()
         try:
             await self._writer.verify()
-        except (NotConnected, NoReply, ServerError) as error:
+        except ServerTrouble as error:
             raise StoreAway(error.message) from error
 
     async def close(self, clean: bool) -> None:
@@ -217,7 +161,3 @@ class PostgresStore:
         finally:
             await self._link.close()
             await self._reader.close()
-
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise StoreBroken("the store is not open")

@@ -23,13 +23,8 @@ from typing import TYPE_CHECKING
 from tickwheel import failpoints
 from tickwheel.model.records import ID_MAX
 from tickwheel.persistence.contract import StoreError
-from tickwheel.persistence.postgresql.driver import (
-    LONG_CALL_MS,
-    Link,
-    NoReply,
-    NotConnected,
-    ServerError,
-)
+from tickwheel.persistence.on_server import ServerTrouble
+from tickwheel.persistence.postgresql.driver import LONG_CALL_MS, Link, ServerError
 from tickwheel.persistence.postgresql.layout import (
     NEW_PART,
     Parts,
@@ -100,7 +95,7 @@ class Upkeep:
             try:
                 await self.step()
                 self._logged = ""
-            except (NotConnected, NoReply, ServerError) as error:
+            except ServerTrouble as error:
                 self._link.drop()
                 if error.message != self._logged:
                     self._logged = error.message

@@ -31,15 +31,21 @@ from tickwheel.persistence.contract import (
     StoreLost,
 )
 from tickwheel.persistence.identity import EpochRecord, StoreIdentity, mark_of
+from tickwheel.persistence.on_server import NoReply, NotConnected, ServerTrouble
 from tickwheel.persistence.postgresql.driver import (
     DISK_FULL,
     REFUSING,
-    NoReply,
-    NotConnected,
     ServerError,
     is_table_dropped,
 )
-from tickwheel.persistence.postgresql.layout import TASK, Batch, Parts, encode, read_statement
+from tickwheel.persistence.postgresql.layout import (
+    LAYOUT,
+    TASK,
+    Batch,
+    Parts,
+    encode,
+    read_statement,
+)
 from tickwheel.persistence.postgresql.opening import read_parts
 
 if TYPE_CHECKING:
@@ -55,7 +61,7 @@ ROUNDS_MAX: Final = 5
 """Number of attempts for one batch before ``commit`` raises CommitUnknown."""
 _CLAIM = (
     "UPDATE shard SET link = link + 1 WHERE number = $1 AND epoch = $2 AND owner = $3"
-    " AND incarnation = $4 RETURNING link, generation"
+    " AND incarnation = $4 AND (SELECT max(format) FROM layout) = $5 RETURNING link, generation"
 )
 _END = "UPDATE shard SET clean = true WHERE number = $1 AND epoch = $2 AND owner = $3 RETURNING 1"
 
@@ -137,7 +143,7 @@ class Writer:
         async with self.lock:
             try:
                 return await self._commit(n, effects)
-            except (NotConnected, NoReply, ServerError) as error:
+            except ServerTrouble as error:
                 if self._unknown == n:
                     raise CommitUnknown(f"batch {n}: {error.message}") from error
                 if isinstance(error, ServerError):
@@ -212,11 +218,8 @@ class Writer:
         """Return the error of a batch that PostgreSQL has rolled back."""
         if error.state in REFUSING:
             return CommitRefused(f"batch {n}: {error.message}", full=error.state == DISK_FULL)
-        if is_table_dropped(error):
-            return StoreBroken(
-                f"{error.message}: somebody has dropped a table of the store; restore a backup"
-            )
-        return StoreBroken(error.message)
+        remedy = "; restore a backup" if is_table_dropped(error) else ""
+        return StoreBroken(f"{error.message}{remedy}")
 
     # --- the claim ---------------------------------------------------------------------------
 
@@ -228,7 +231,7 @@ class Writer:
 
     async def ready(self) -> None:
         """If the connection has no claim, claim the shard. Call it under the lock. Raise Fenced,
-        StoreLost, StoreForgot, StoreBroken, NotConnected, NoReply or ServerError."""
+        StoreLost, StoreForgot, StoreBroken, ServerTrouble."""
         link = self._link
         if link.connected and self._claimed == link.connections:
             return
@@ -236,7 +239,7 @@ class Writer:
         await link.ready()
         options, connection = self._options, link.connections
         shard, epoch, owner, _ = self.fence
-        rows = await link.fetch(_CLAIM, shard, epoch, owner, self.incarnation)
+        rows = await link.fetch(_CLAIM, shard, epoch, owner, self.incarnation, LAYOUT)
         if not rows:
             raise await self._deposed()
         generation = rows[0]["generation"]
@@ -264,11 +267,15 @@ class Writer:
         """Return the error for a shard that this daemon no longer owns."""
         options = self._options
         rows: Sequence[Any] = await self._link.fetch(
-            "SELECT epoch, owner, incarnation FROM shard WHERE number = $1", options.shard
+            "SELECT epoch, owner, incarnation, (SELECT max(format) FROM layout) FROM shard"
+            " WHERE number = $1",
+            options.shard,
         )
         if not rows:
             return StoreLost(f"{options.name} has lost its data: the shard no longer exists")
-        epoch, owner, incarnation = rows[0]
+        epoch, owner, incarnation, layout = rows[0]
+        if layout != LAYOUT:
+            return Fenced(f"{options.name}: the schema was upgraded to layout {layout}")
         if incarnation != self.incarnation:
             return Fenced(
                 f"{options.name}: the shard was initialized again (incarnation {incarnation},"

@@ -32,14 +32,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from tickwheel.persistence.contract import StoreUnusable
+from tickwheel.persistence.on_server import Address, NoReply, NotConnected, ServerTrouble
 from tickwheel.persistence.redis.driver import (
     CLUSTER,
     SENTINEL,
-    Address,
     Argument,
     Driver,
-    NoReply,
-    NotConnected,
     RedisOptions,
     ServerError,
 )
@@ -80,7 +78,7 @@ class Place(Protocol):
         ...
 
     async def connect(self) -> tuple[Address, Driver]:
-        """Connect to the current server. Raise NotConnected, NoReply or ServerError."""
+        """Connect to the current server. Raise ServerTrouble."""
         ...
 
     def note_redirect(self, error: ServerError) -> None:
@@ -171,7 +169,7 @@ class _DiscoveredPlace:
         """Return the server, and the address that it names or the reason why it names none."""
         try:
             wire = await connect(self._options_for(server))
-        except (NotConnected, NoReply, ServerError) as error:
+        except ServerTrouble as error:
             return server, error.message
         try:
             return server, await self._ask_on(wire, server)
@@ -230,7 +228,7 @@ class Nodes(_DiscoveredPlace):
         if hint is not None:
             try:
                 return await self._connect_to(hint)
-            except (NotConnected, NoReply, ServerError):
+            except ServerTrouble:
                 pass  # ask all nodes
         servers = tuple(dict.fromkeys((*self._options.seeds, *self._nodes)))[:NODES_ASKED_MAX]
         self.doing = f"asking {len(servers)} nodes for the one that has slot {self._slot}"

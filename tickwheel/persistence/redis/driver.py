@@ -9,17 +9,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from tickwheel.errors import module_needs_extra
-from tickwheel.model.values import SHARD_BITS
-from tickwheel.persistence.contract import StoreError, StoreUnusable
+from tickwheel.persistence.on_server import (
+    Address,
+    ServerTrouble,
+    address_from,
+    invalid,
+    settings_from,
+)
 
 with module_needs_extra("a store in Redis", "redis"):
     import hiredis
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 MIB = 1 << 20
 PORT = 6379
@@ -40,19 +45,8 @@ DRIVERS = ("redis", "asyncio-redis")
 NAME_LENGTH_MAX = 64
 NEVER_ZERO = ("call_ms", "connect_ms", "wait_ms", "resident_bytes_max", "endings_max")
 """Options that must not be 0. For example, WAIT treats 0 as no time-out."""
-YES_OR_NO = {"yes": True, "no": False}
 IN_WORDS = ("mirror",)
 """Options with the values yes and no."""
-
-
-class Address(NamedTuple):
-    """The address of a server."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,19 +131,15 @@ def options_from(url: str) -> RedisOptions:
     parts = urlsplit(url)
     credentials, _, hosts = parts.netloc.rpartition("@")
     name = f"{parts.scheme}://{hosts}{parts.path}"
-
-    def wrong(objection: str) -> StoreUnusable:
-        return StoreUnusable(f"store {name!r}: {objection}")
-
     kind, tls = SCHEMES[parts.scheme]
     port = SENTINEL_PORT if kind == SENTINEL else PORT
-    seeds = tuple(_address(text, port, wrong) for text in hosts.split(","))
+    seeds = tuple(address_from(name, text, port) for text in hosts.split(","))
     if len(seeds) > (1 if kind == SINGLE else SEEDS_MAX):
         seeds_max = 1 if kind == SINGLE else SEEDS_MAX
-        raise wrong(f"it has {len(seeds)} addresses; the maximum is {seeds_max}")
+        raise invalid(name, f"it has {len(seeds)} addresses; the maximum is {seeds_max}")
     db = parts.path.strip("/") or "0"
     if not db.isdecimal():
-        raise wrong(f"the path must be a database number, not {db!r}")
+        raise invalid(name, f"the path must be a database number, not {db!r}")
     username, _, password = credentials.partition(":")
     options = RedisOptions(
         kind=kind,
@@ -161,49 +151,14 @@ def options_from(url: str) -> RedisOptions:
         password=unquote(password),
         tls=tls,
     )
-    options = replace(options, **_settings(parts.query, kind, wrong))
+    not_here = () if kind == SENTINEL else SENTINEL_SETTINGS
+    types = {key: type_ for key, type_ in _IN_QUERY.items() if key not in not_here}
+    settings = settings_from(name, parts.query, types, never_zero=NEVER_ZERO, in_words=IN_WORDS)
+    options = replace(options, **settings)
     objection = _objection(options)
     if objection:
-        raise wrong(objection)
+        raise invalid(name, objection)
     return options
-
-
-def _address(text: str, port: int, wrong: Callable[[str], StoreUnusable]) -> Address:
-    """Parse HOST, HOST:PORT or [HOST]:PORT."""
-    parts = urlsplit(f"//{text}")
-    try:
-        return Address(parts.hostname or "127.0.0.1", parts.port or port)
-    except ValueError:
-        raise wrong(f"the port of {text!r} must be a number between 1 and 65535") from None
-
-
-def _settings(query: str, kind: str, wrong: Callable[[str], StoreUnusable]) -> dict[str, Any]:
-    """Parse the settings in a URL's query."""
-    types = {
-        key: type_
-        for key, type_ in _IN_QUERY.items()
-        if kind == SENTINEL or key not in SENTINEL_SETTINGS
-    }
-    settings: dict[str, Any] = {}
-    for key, text in parse_qsl(query, keep_blank_values=True):
-        type_ = types.get(key)
-        if key == "shards":
-            raise wrong("shards= is only for nodes (`tickwheel serve`); name one shard with shard=")
-        if type_ is None:
-            raise wrong(f"unknown setting {key!r}; use {', '.join(sorted(types))}")
-        if type_ == "str":
-            settings[key] = text
-        elif key in IN_WORDS:
-            if text not in YES_OR_NO:
-                raise wrong(f"{key}={text!r} is not one of {', '.join(YES_OR_NO)}")
-            settings[key] = YES_OR_NO[text]
-        elif not text.isdecimal():
-            raise wrong(f"{key}={text!r} is not a whole number")
-        elif key in NEVER_ZERO and not int(text):
-            raise wrong(f"{key} must be at least 1")
-        else:
-            settings[key] = bool(int(text)) if type_ == "bool" else int(text)
-    return settings
 
 
 def _objection(options: RedisOptions) -> str:
@@ -216,8 +171,6 @@ def _objection(options: RedisOptions) -> str:
         return "sentinel_user= needs sentinel_password_file="
     if options.kind == CLUSTER and options.db:
         return f"the database of a Redis Cluster must be 0, not {options.db}"
-    if options.shard >> SHARD_BITS:
-        return f"shard must be between 0 and {(1 << SHARD_BITS) - 1}, not {options.shard}"
     for key in ("prefix", "namespace"):
         text = getattr(options, key)
         if (
@@ -278,20 +231,7 @@ REFUSING = frozenset((
 """Errors that Redis raises before the first write of a script, so that nothing has changed."""
 
 
-class NotConnected(StoreError):
-    """There is no connection, and nothing was sent."""
-
-
-class NoReply(StoreError):
-    """A command was sent, but no answer was received."""
-
-    def __init__(self, message: str, *, silent: bool = False) -> None:
-        super().__init__(message)
-        self.silent = silent
-        """Whether the call timed out on a connection that was not broken."""
-
-
-class ServerError(StoreError):
+class ServerError(ServerTrouble):
     """Redis answered with an error; ``kind`` is its first word, such as OOM."""
 
     def __init__(self, kind: str, text: str) -> None:

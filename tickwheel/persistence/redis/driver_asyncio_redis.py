@@ -15,14 +15,8 @@ from asyncio_redis.encoders import BytesEncoder
 from asyncio_redis.exceptions import ConnectionLostError, ErrorReply, NotConnectedError
 from asyncio_redis.protocol import _NoTransaction
 
-from tickwheel.persistence.redis.driver import (
-    Argument,
-    NoReply,
-    NotConnected,
-    RedisOptions,
-    pack,
-    server_error,
-)
+from tickwheel.persistence.on_server import NoReply, NotConnected
+from tickwheel.persistence.redis.driver import Argument, RedisOptions, pack, server_error
 
 
 class _Protocol(HiRedisProtocol):  # type: ignore[misc]  # the library ships no types

@@ -15,10 +15,9 @@ import hiredis
 from redis import exceptions
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection
 
+from tickwheel.persistence.on_server import NoReply, NotConnected
 from tickwheel.persistence.redis.driver import (
     Argument,
-    NoReply,
-    NotConnected,
     RedisOptions,
     ServerError,
     pack,

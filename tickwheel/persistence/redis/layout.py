@@ -199,6 +199,7 @@ HANDLES = _script("keys", "sees", "handles")
 
 INIT_LOOK = _script("keys", "init_seen", "init_look")
 INIT_LAY_OUT = _script("keys", "init_seen", "init_lay_out")
+INIT_UPGRADE = _script("keys", "init_seen", "init_upgrade")
 
 LEADER_LOOK = _script("leader", "leader_look")
 LEADER_ACQUIRE = _script("leader", "leader_acquire")

@@ -22,13 +22,10 @@ from itertools import chain
 from typing import Any
 
 from tickwheel.persistence.contract import (
-    LEADER_WATCH_S,
     LOST_BY,
     Evidence,
     Opened,
     StoredShard,
-    StoreError,
-    StoreUnreachable,
     StoreUnusable,
 )
 from tickwheel.persistence.identity import (
@@ -41,18 +38,20 @@ from tickwheel.persistence.identity import (
     read_past,
     restored,
 )
-from tickwheel.persistence.redis.connection import Connection, check
-from tickwheel.persistence.redis.driver import (
-    CLUSTER,
-    Argument,
-    NoReply,
-    NotConnected,
-    RedisOptions,
-    ServerError,
+from tickwheel.persistence.on_server import (
+    INIT_OWNER,
+    led,
+    opening_errors,
+    unreachable,
+    unusable,
+    watch_lease,
 )
+from tickwheel.persistence.redis.connection import Connection, check
+from tickwheel.persistence.redis.driver import CLUSTER, Argument, RedisOptions, ServerError
 from tickwheel.persistence.redis.layout import (
     INIT_LAY_OUT,
     INIT_LOOK,
+    INIT_UPGRADE,
     LAYOUT,
     OPEN,
     RIGHTS,
@@ -60,6 +59,7 @@ from tickwheel.persistence.redis.layout import (
     Keys,
 )
 from tickwheel.persistence.redis.mirror import TASK_BYTES
+from tickwheel.upgrades import Upgrade
 
 OUTSIDE = (
     "client|setname", "select", "eval", "evalsha", "wait", "memory|usage", "config|get",
@@ -129,21 +129,22 @@ _PASSWORD = ("WRONGPASS", "NOAUTH", "NOPERM")
 
 
 async def inspect(connection: Connection, options: RedisOptions) -> None:
-    """Raise StoreUnusable, which says what to change, if this server must not be used."""
+    """Raise StoreUnusable, which says what to change, if this server must not be used. Also raise
+    NotConnected or NoReply."""
     info = await _info(connection, options)
     version = tuple(int(part) for part in info.get("redis_version", "0").split(".")[:2])
     if version < VERSION_MIN:
-        raise _unusable(
-            options, f"its version must be at least 6.2, not {info.get('redis_version')}"
+        raise unusable(
+            options.name, f"its version must be at least 6.2, not {info.get('redis_version')}"
         )
     if info.get("cluster_enabled") == "1" and options.kind != CLUSTER:
-        raise _unusable(
-            options,
+        raise unusable(
+            options.name,
             "it is a node of a Redis Cluster; name it with redis+cluster://HOST:PORT,…/",
         )
     if info.get("role") == "slave":
-        raise _unusable(
-            options,
+        raise unusable(
+            options.name,
             f"it is a replica of {info.get('master_host')}:{info.get('master_port')};"
             " name the primary",
         )
@@ -151,16 +152,16 @@ async def inspect(connection: Connection, options: RedisOptions) -> None:
     if options.allow_volatile_store:
         return
     if info.get("aof_enabled") != "1":
-        raise _unusable(
-            options,
+        raise unusable(
+            options.name,
             "it has no append-only file and would lose tasks when it stops;"
             " set `appendonly yes` (CONFIG SET appendonly yes, then CONFIG REWRITE),"
             " or insist with --allow-volatile-store (or ?allow_volatile_store=1 in the URL)",
         )
     policy = info.get("maxmemory_policy")
     if policy != "noeviction":
-        raise _unusable(
-            options,
+        raise unusable(
+            options.name,
             f"its maxmemory-policy {policy} would remove tasks when memory is short;"
             " set `maxmemory-policy noeviction` (CONFIG SET, then CONFIG REWRITE),"
             " or insist with --allow-volatile-store (or ?allow_volatile_store=1 in the URL)",
@@ -170,20 +171,18 @@ async def inspect(connection: Connection, options: RedisOptions) -> None:
 async def _check_rights(connection: Connection, options: RedisOptions) -> None:
     try:
         missing, unknown = await missing_rights(connection, options)
-    except (NotConnected, NoReply) as error:
-        raise _unreachable(options, error) from error
     except ServerError as error:
         raise _refusal(options, error) from error
     if unknown:
-        raise _unusable(
-            options,
+        raise unusable(
+            options.name,
             f"it does not know the command {', '.join(unknown)}, which the store needs; remove"
             " its `rename-command` from the configuration",
         )
     if missing:
         user = options.username or "default"
-        raise _unusable(
-            options,
+        raise unusable(
+            options.name,
             f"user {user!r} has no right to run {', '.join(missing)};"
             f" ACL SETUSER {user} {' '.join(f'+{name}' for name in missing)}",
         )
@@ -201,7 +200,7 @@ async def _info(connection: Connection, options: RedisOptions) -> dict[str, str]
             if info.get("loading", "0") == "0":
                 return info
             if loop.time() >= until_s:
-                raise _unusable(options, "it is still loading its data")
+                raise unusable(options.name, "it is still loading its data")
             if loop.time() >= log_s:
                 log_s += LOAD_LOG_S
                 log.warning(
@@ -213,8 +212,6 @@ async def _info(connection: Connection, options: RedisOptions) -> dict[str, str]
                 )
         except ServerError as error:
             raise _refusal(options, error) from error
-        except (NotConnected, NoReply) as error:
-            raise _unreachable(options, error) from error
         await asyncio.sleep(LOAD_POLL_S)
 
 
@@ -268,12 +265,12 @@ async def begin_epoch(
     evidence: Sequence[Evidence] = (),
 ) -> tuple[Opened, str]:
     """Begin an epoch. Return the opened shard and its incarnation. Raise StoreUnusable,
-    NotConnected, NoReply or ServerError. The shard's identity is read first, to detect losses. The
+    ServerTrouble. The shard's identity is read first, to detect losses. The
     read does not exclude other daemons; the leader's lease does."""
     identity, compared = await _read_identity(connection, keys, evidence)
     begun = next_epoch(f"store {options.name}: {keys.shard}", identity, compared, epoch_min)
     fresh = secrets.token_hex(8)
-    past = past_text([began._replace(batch=NO_BATCH) for began in begun.past])
+    past = past_text(begun.past, with_batches=False)
     args = (owner.encode(), now_ms, fresh, LAYOUT, int(may_create), begun.epoch, past, *TYPES)
     reply: list[Any] = await connection.run(OPEN, keys.all, args)
     status = reply[0].decode()
@@ -351,149 +348,24 @@ def _refused(options: RedisOptions, keys: Keys, status: str, details: list[str])
         "lost": "{shard} lacks data that {0} had confirmed; run `tickwheel init --force`, then"
         " `tickwheel restore`",
     }[status]
-    return _unusable(options, message.format(*details, shard=keys.shard, layout=LAYOUT))
+    return unusable(options.name, message.format(*details, shard=keys.shard, layout=LAYOUT))
 
 
 def _refusal(options: RedisOptions, error: ServerError) -> StoreUnusable:
     if error.kind in _PASSING:
-        return _unreachable(options, error)
+        return unreachable(options.name, error)
     if error.kind not in _PASSWORD:
-        return _unusable(options, error.message)
-    return _unusable(
-        options,
+        return unusable(options.name, error.message)
+    return unusable(
+        options.name,
         f"it refused user {options.username or 'default'!r}: {error.message};"
         " check user and password in the store's URL, and the user's ACL",
     )
 
 
-def _unusable(options: RedisOptions, reason: str) -> StoreUnusable:
-    return StoreUnusable(_named(options, reason))
+# --- administration ------------------------------------------------------------------------------
 
-
-def _unreachable(options: RedisOptions, error: StoreError) -> StoreUnreachable:
-    return StoreUnreachable(_named(options, error.message))
-
-
-def _named(options: RedisOptions, reason: str) -> str:
-    return f"store {options.name}: {reason.removeprefix(f'{options.name}: ')}"
-
-
-NO_BATCH = 1 << 62
-"""Stands for the last batch of every earlier epoch, so that batches are not compared. Otherwise a
-machine that knows of batches that Redis has lost could not lead the shard after another machine has
-led it."""
-OWNER = "init"
-WATCH_STEP_S = 0.25
 COUNTED = ("tasks", "in_flight_or_waiting", "dead", "records")
-
-
-async def look(options: RedisOptions) -> StoredShard:
-    """Return the state of the shard. Raise StoreUnusable if server or shard must not be used."""
-    keys = Keys(options.prefix, options.namespace, options.shard)
-    async with _connect(options) as connection:
-        await inspect(connection, options)
-        reply: list[Any] = await connection.run(
-            INIT_LOOK, (*keys.all, keys.leader), (LAYOUT, *TYPES)
-        )
-    status, *fields = reply
-    if status != b"seen":
-        raise _not_laid_out(options, keys, status.decode(), fields)
-    exists, is_complete, epoch, incarnation, _, rewriting, parts, last, *counts = fields
-    return StoredShard(
-        store=options.name,
-        shard=keys.shard,
-        exists=exists == b"1",
-        is_complete=is_complete == b"1" or exists == b"0",
-        rewriting=rewriting.decode(),
-        epoch=int(epoch),
-        incarnation=incarnation.decode(),
-        counts=dict(zip(COUNTED, map(int, counts), strict=True)),
-        parts=int(parts),
-        last=int(last),
-    )
-
-
-async def lay_out(
-    options: RedisOptions, stored: StoredShard, now_ms: int, *, watch_s: float | None = None,
-    is_branch: bool = False,
-) -> str:  # fmt: skip
-    """Remove the data in ``stored``, and initialize the shard. Return its new incarnation.
-    ``is_branch``: the next epoch begins a new branch, regardless of known epochs. First watch the
-    leader's lease for ``watch_s`` (default: LEADER_WATCH_S). Raise StoreUnusable if a daemon leads
-    the shard, or the shard has changed since ``look``."""
-    keys = Keys(options.prefix, options.namespace, options.shard)
-    incarnation = secrets.token_hex(8)
-    async with _connect(options) as connection:
-        await _watch(connection, options, keys, LEADER_WATCH_S if watch_s is None else watch_s)
-        args = (LAYOUT, int(stored.exists), stored.epoch, stored.incarnation, incarnation, OWNER,
-                now_ms, NEW if is_branch else "", *TYPES)  # fmt: skip
-        status, *details = await connection.run(INIT_LAY_OUT, (*keys.all, keys.leader), args)
-        if status != b"laid out":
-            raise _not_laid_out(options, keys, status.decode(), details)
-        part = 1
-        while await connection.call("UNLINK", keys.stage(part)) or part < stored.parts:
-            part += 1
-    return incarnation
-
-
-async def begin_branch(options: RedisOptions, *, watch_s: float | None = None) -> None:
-    """On an operator's request, mark the shard so that its next epoch begins a new branch. Raise
-    StoreUnusable if there is no shard, or a daemon leads it."""
-    keys = Keys(options.prefix, options.namespace, options.shard)
-    async with _connect(options) as connection:
-        await _watch(connection, options, keys, LEADER_WATCH_S if watch_s is None else watch_s)
-        if not await connection.call("HLEN", keys.named["wheel"]):
-            raise _unusable(options, f"{keys.shard} is empty: there is no store to continue with")
-        # The new incarnation fences earlier users of the shard.
-        values = ("branch", NEW, "incarnation", secrets.token_hex(8))
-        await connection.call("HSET", keys.named["wheel"], *values)
-
-
-async def end_restore(options: RedisOptions, after: str) -> None:
-    """Mark a restored shard so that its next epoch begins a new branch. The caller must hold the
-    lease. ``after``: the mark of the last restored epoch."""
-    wheel = Keys(options.prefix, options.namespace, options.shard).named["wheel"]
-    async with _connect(options) as connection:
-        await connection.call("HSET", wheel, *chain.from_iterable(restored(after).items()))
-
-
-async def _watch(connection: Connection, options: RedisOptions, keys: Keys, watch_s: float) -> None:
-    loop = asyncio.get_running_loop()
-    until_s = loop.time() + watch_s
-    while True:
-        value = await connection.call("GET", keys.leader)
-        if value is not None:
-            raise _not_laid_out(options, keys, "led", [value])
-        left_s = until_s - loop.time()
-        if left_s <= 0:
-            return
-        await asyncio.sleep(min(WATCH_STEP_S, left_s))
-
-
-@asynccontextmanager
-async def _connect(options: RedisOptions) -> AsyncIterator[Connection]:
-    check(options)
-    connection = Connection(options)
-    try:
-        yield connection
-    except (NotConnected, NoReply, ServerError) as error:
-        raise StoreUnusable(f"store {options.name}: {error.message}") from error
-    finally:
-        await connection.close()
-
-
-def _not_laid_out(
-    options: RedisOptions, keys: Keys, status: str, details: list[Any]
-) -> StoreUnusable:
-    first = details[0].decode(errors="replace") if details else ""
-    if status in ("foreign", "newer"):
-        return _refused(options, keys, status, [first])
-    reason = f"{keys.shard} has changed since it was read; run the command again"
-    if status == "led":
-        owner, _, other = first.partition("|")
-        address = other.partition("|")[0]
-        reason = f"{owner} at {address} leads {keys.shard}; stop it, and all standbys, first"
-    return _unusable(options, reason)
 
 
 class RedisAdministration:
@@ -501,19 +373,117 @@ class RedisAdministration:
 
     def __init__(self, options: RedisOptions) -> None:
         self._options = options
+        self._keys = Keys(options.prefix, options.namespace, options.shard)
         self.shard = options.shard
 
     async def look(self) -> StoredShard:
-        return await look(self._options)
+        options, keys = self._options, self._keys
+        async with connected(options) as connection:
+            await inspect(connection, options)
+            reply: list[Any] = await connection.run(
+                INIT_LOOK, (*keys.all, keys.leader), (LAYOUT, *TYPES)
+            )
+        status, *fields = reply
+        if status != b"seen":
+            raise self._refused(status.decode(), fields)
+        exists, is_complete, epoch, incarnation, _, rewriting, parts, last, *counts = fields
+        return StoredShard(
+            store=options.name,
+            shard=keys.shard,
+            exists=exists == b"1",
+            is_complete=is_complete == b"1" or exists == b"0",
+            rewriting=rewriting.decode(),
+            epoch=int(epoch),
+            incarnation=incarnation.decode(),
+            counts=dict(zip(COUNTED, map(int, counts), strict=True)),
+            parts=int(parts),
+            last=int(last),
+        )
 
     async def lay_out(
         self, stored: StoredShard, now_ms: int, *, watch_s: float | None = None,
         is_branch: bool = False,
     ) -> str:  # fmt: skip
-        return await lay_out(self._options, stored, now_ms, watch_s=watch_s, is_branch=is_branch)
+        keys, incarnation = self._keys, secrets.token_hex(8)
+        async with connected(self._options) as connection:
+            await self._watch(connection, watch_s)
+            args = (LAYOUT, int(stored.exists), stored.epoch, stored.incarnation, incarnation,
+                    INIT_OWNER, now_ms, NEW if is_branch else "", *TYPES)  # fmt: skip
+            status, *details = await connection.run(INIT_LAY_OUT, (*keys.all, keys.leader), args)
+            if status != b"laid out":
+                raise self._refused(status.decode(), details)
+            part = 1
+            while await connection.call("UNLINK", keys.stage(part)) or part < stored.parts:
+                part += 1
+        return incarnation
+
+    async def upgrade(self, *, dry_run: bool = False, watch_s: float | None = None) -> Upgrade:
+        options, keys = self._options, self._keys
+        steps: tuple[str, ...] = ()
+        async with connected(options) as connection:
+            await inspect(connection, options)
+            layout = await self._layout(connection)
+            if 0 < layout < LAYOUT:
+                # New keys and fields of a layout begin empty.
+                steps = (f"HSET {keys.shard}:wheel format {LAYOUT}",)
+                if not dry_run:
+                    await self._watch(connection, watch_s)
+                    await self._layout(connection, upgrades=True)
+        return Upgrade(f"{keys.shard} in {options.name}", layout, LAYOUT, steps)
+
+    async def _layout(self, connection: Connection, *, upgrades: bool = False) -> int:
+        """Return the layout of the shard, 0 if it is empty. If it ``upgrades``, set the layout."""
+        names, args = (*self._keys.all, self._keys.leader), (LAYOUT, int(upgrades), *TYPES)
+        status, detail = await connection.run(INIT_UPGRADE, names, args)
+        if status != b"seen":
+            raise self._refused(status.decode(), [detail])
+        return int(detail)
 
     async def begin_branch(self, *, watch_s: float | None = None) -> None:
-        await begin_branch(self._options, watch_s=watch_s)
+        options, keys = self._options, self._keys
+        async with connected(options) as connection:
+            await self._watch(connection, watch_s)
+            if not await connection.call("HLEN", keys.named["wheel"]):
+                reason = f"{keys.shard} is empty: there is no store to continue with"
+                raise unusable(options.name, reason)
+            # The new incarnation fences earlier users of the shard.
+            values = ("branch", NEW, "incarnation", secrets.token_hex(8))
+            await connection.call("HSET", keys.named["wheel"], *values)
 
     async def end_restore(self, after: str) -> None:
-        await end_restore(self._options, after)
+        values = chain.from_iterable(restored(after).items())
+        async with connected(self._options) as connection:
+            await connection.call("HSET", self._keys.named["wheel"], *values)
+
+    async def _watch(self, connection: Connection, watch_s: float | None) -> None:
+        """Raise StoreUnusable if a daemon leads the shard within ``watch_s``."""
+
+        async def find() -> StoreUnusable | None:
+            value = await connection.call("GET", self._keys.leader)
+            return None if value is None else self._refused("led", [value])
+
+        await watch_lease(find, watch_s)
+
+    def _refused(self, status: str, details: list[Any]) -> StoreUnusable:
+        """Return the error for the reply of a script."""
+        options, keys = self._options, self._keys
+        first = details[0].decode(errors="replace") if details else ""
+        if status == "led":
+            owner, _, other = first.partition("|")
+            return led(options.name, owner, other.partition("|")[0], keys.shard)
+        if status in ("foreign", "newer"):
+            return _refused(options, keys, status, [first])
+        reason = f"{keys.shard} has changed since it was read; run the command again"
+        return unusable(options.name, reason)
+
+
+@asynccontextmanager
+async def connected(options: RedisOptions) -> AsyncIterator[Connection]:
+    """Yield a connection for a short while. Raise StoreUnusable or StoreUnreachable."""
+    check(options)
+    connection = Connection(options)
+    try:
+        with opening_errors(options.name):
+            yield connection
+    finally:
+        await connection.close()

@@ -29,13 +29,8 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.model.records import DeadRow, task_bytes
 from tickwheel.persistence.codec import decode_dead, decode_progress, decode_task
 from tickwheel.persistence.contract import SCAN_BYTES_MAX, StoreAway, StoreBroken, StoredTask
-from tickwheel.persistence.redis.driver import (
-    REFUSING,
-    Argument,
-    NoReply,
-    NotConnected,
-    ServerError,
-)
+from tickwheel.persistence.on_server import ServerTrouble
+from tickwheel.persistence.redis.driver import REFUSING, Argument, ServerError
 from tickwheel.persistence.redis.layout import (
     DEAD_PAGE,
     ID_MAX,
@@ -194,7 +189,7 @@ class ReadClient:
         """Replay missing batches. Raise StoreBehind, StoreLost, Fenced or StoreAway."""
         try:
             await self._verify()
-        except (NotConnected, NoReply, ServerError) as error:
+        except ServerTrouble as error:
             raise StoreAway(error.message) from error
 
     async def call(self, *args: Argument) -> Any:
@@ -205,7 +200,7 @@ class ReadClient:
         for attempt in range(TRIES):
             try:
                 return await call(*args)
-            except (NotConnected, NoReply, ServerError) as error:
+            except ServerTrouble as error:
                 if isinstance(error, ServerError) and error.kind not in REFUSING:
                     raise StoreBroken(f"{self._options.name}: {error.message}") from error
                 if attempt == TRIES - 1:

@@ -18,6 +18,7 @@ from tickwheel.model.kinds import COUNTER, GROUP, RecordKey
 from tickwheel.model.records import GroupRow, SettingsCounter
 from tickwheel.persistence.codec import decode_record
 from tickwheel.persistence.contract import SiblingSettings, StoreAway
+from tickwheel.persistence.on_server import Address, NoReply, NotConnected, ServerTrouble
 from tickwheel.persistence.redis.connection import (
     SHARD_MOVED_ERRORS,
     TEMPORARY_ERRORS,
@@ -28,15 +29,7 @@ from tickwheel.persistence.redis.connection import (
     slot_of,
     slot_ranges,
 )
-from tickwheel.persistence.redis.driver import (
-    CLUSTER,
-    SINGLE,
-    Address,
-    NoReply,
-    NotConnected,
-    RedisOptions,
-    ServerError,
-)
+from tickwheel.persistence.redis.driver import CLUSTER, SINGLE, RedisOptions, ServerError
 from tickwheel.persistence.redis.layout import GROUPS, Keys, record_field
 
 ROWS_PER_SCAN = 10_000
@@ -69,7 +62,7 @@ class RedisSiblings:
     async def _prepare(self) -> None:
         await self._line.connection.ready()
         if self._masters is not None:
-            with contextlib.suppress(NotConnected, NoReply, ServerError):
+            with contextlib.suppress(ServerTrouble):
                 await self._masters.ready()
 
     async def settings(self, shard: int, known_number: int | None) -> SiblingSettings:
@@ -90,7 +83,7 @@ class RedisSiblings:
             if self._masters is None:
                 return await self._line.read(keys, ask)
             return await self._of_master(self._masters, slot_of(options), keys, ask)
-        except (NotConnected, NoReply, ServerError) as error:
+        except ServerTrouble as error:
             raise StoreAway(f"{keys.shard} of {options.name}: {error.message}") from error
 
     async def _of_master(self, masters: _Masters, slot: int, keys: Keys, ask: _Ask[_T]) -> _T:
@@ -130,7 +123,7 @@ class _Line:
         self._away_until_s = 0.0
 
     async def read(self, keys: Keys, ask: _Ask[_T]) -> _T:
-        """Call ``ask`` for a shard. Raise NotConnected, NoReply or ServerError."""
+        """Call ``ask`` for a shard. Raise ServerTrouble."""
         loop = asyncio.get_running_loop()
         async with self._lock:
             if loop.time() < self._away_until_s:
@@ -155,7 +148,7 @@ class _Masters:
         self._lines: dict[Address, _Line] = {}
 
     async def line(self, slot: int) -> _Line:
-        """Return the connection to a slot's master. Raise NotConnected, NoReply or ServerError."""
+        """Return the connection to a slot's master. Raise ServerTrouble."""
         await self._load_slots()
         address = master_of(slot, self._ranges)
         if address is None:
@@ -169,7 +162,7 @@ class _Masters:
         return self._lines[address]
 
     async def ready(self) -> None:
-        """Connect to all masters. Raise NotConnected, NoReply or ServerError."""
+        """Connect to all masters. Raise ServerTrouble."""
         await self._load_slots()
         lines = [self._line_to(slots.nodes[0]) for slots in self._ranges]
         await asyncio.gather(*(line.connection.ready() for line in lines))

@@ -24,9 +24,7 @@ from typing import Final
 
 from tickwheel.limits import NODES_MAX
 from tickwheel.model.key_hash import SEED_BYTES, KeyHash
-from tickwheel.model.kinds import Effects, ProgressKey
-from tickwheel.model.records import DeadRow
-from tickwheel.persistence.codec import decode_node, encode_node
+from tickwheel.model.kinds import Effects
 from tickwheel.persistence.contract import (
     LOST_BY,
     ElectionState,
@@ -40,15 +38,18 @@ from tickwheel.persistence.contract import (
     SmallState,
     Standby,
     StoreAway,
-    StoreBroken,
-    StoredTask,
     StoreError,
-    StoreUnreachable,
-    StoreUnusable,
+)
+from tickwheel.persistence.on_server import (
+    ServerNodes,
+    ServerStore,
+    ServerTrouble,
+    opening_errors,
+    unusable,
 )
 from tickwheel.persistence.redis import opening
 from tickwheel.persistence.redis.connection import Connection, check, is_command_unavailable
-from tickwheel.persistence.redis.driver import NoReply, NotConnected, RedisOptions, ServerError
+from tickwheel.persistence.redis.driver import RedisOptions, ServerError
 from tickwheel.persistence.redis.layout import (
     LEADER_ACQUIRE,
     LEADER_LOOK,
@@ -70,14 +71,15 @@ ROOM_DIVISOR = 64
 ROOM_BYTES_MIN = 1 << 20
 
 
-class RedisStore:
+class RedisStore(ServerStore):
     """The Redis store; see ``contract.Store``. It can be opened again after it was closed."""
 
+    _reader: Reader
+
     def __init__(self, options: RedisOptions) -> None:
+        super().__init__(options.name)
         self.options = options
         self.keys = Keys(options.prefix, options.namespace, options.shard)
-        self._is_open = False
-        self._durability = ""
         self._tally = Tally()
         self._server_changes, self._last_address = 0, ""
         """Number of server changes, and last address, from earlier calls of ``open``."""
@@ -103,16 +105,6 @@ class RedisStore:
         key_hash = KeyHash(self._key_seed)
         self._recovering = Recovering(read_client, keys, self._writer, self._mirror, key_hash)
         self._watch = Watch(read_client, self._rewriter)
-
-    @property
-    def name(self) -> str:
-        """The URL without secrets."""
-        return self.options.name
-
-    @property
-    def durability(self) -> str:
-        """See ``Store.durability``; it depends on the settings of Redis at ``open``."""
-        return self._durability
 
     @property
     def incarnation(self) -> str:
@@ -199,7 +191,7 @@ class RedisStore:
     ) -> Opened:
         """Begin an epoch and prepare the writer."""
         connection = self._writing
-        try:
+        with opening_errors(self.name):
             await opening.inspect(connection, self.options)
             self._durability = await opening.durability(connection, self.options)
             opened, incarnation = await opening.begin_epoch(
@@ -210,15 +202,6 @@ class RedisStore:
                 self._mirror.mark_complete()
             elif self.options.mirror:
                 self._mirror.expect(await opening.estimate(connection, self.keys))
-        except (NotConnected, NoReply) as error:
-            await connection.close()
-            raise StoreUnreachable(f"store {self.name}: {error.message}") from error
-        except ServerError as error:
-            await connection.close()
-            raise StoreUnusable(f"store {self.name}: {error.message}") from error
-        except BaseException:
-            await connection.close()
-            raise
         return opened
 
     async def recover_small(self) -> SmallState:
@@ -245,30 +228,6 @@ class RedisStore:
         self._check_open()
         return await self._rewriter.commit(epoch, owner, n, effects)
 
-    async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
-        self._check_open()
-        return await self._reader.read(ids)
-
-    async def read_some(
-        self, ids: Sequence[int], bytes_max: int
-    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
-        self._check_open()
-        return await self._reader.read_some(ids, bytes_max)
-
-    async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
-        self._check_open()
-        return await self._reader.scan(after_id, limit, topic)
-
-    async def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
-        self._check_open()
-        return await self._reader.scan_back(before_id, limit, topic)
-
-    async def scan_dead(
-        self, after: ProgressKey, limit: int, topic: str | None, group: str | None
-    ) -> list[DeadRow]:
-        self._check_open()
-        return await self._reader.scan_dead(after, limit, topic, group)
-
     async def backup(self, path: str) -> int:
         """Copy the data to a SQLite database, which a daemon can open as its store."""
         self._check_open()
@@ -280,7 +239,7 @@ class RedisStore:
             return False
         try:
             text: bytes = await self._reading.call("INFO", "memory")
-        except (NotConnected, NoReply, ServerError):
+        except ServerTrouble:
             return False
         rows = (row.split(":", 1) for row in text.decode().splitlines() if ":" in row)
         info = dict(rows)
@@ -290,7 +249,7 @@ class RedisStore:
     async def verify(self) -> None:
         """See ``Store.verify``."""
         self._check_open()
-        with contextlib.suppress(StoreAway, NotConnected, NoReply, ServerError):
+        with contextlib.suppress(StoreAway, ServerTrouble):
             await self._rewriter.verify()
 
     async def close(self, clean: bool) -> None:
@@ -309,10 +268,6 @@ class RedisStore:
         finally:
             await self._writing.close()
             await self._reading.close()
-
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise StoreBroken("the store is not open")
 
 
 # --- the lease -----------------------------------------------------------------------------------
@@ -347,12 +302,8 @@ class RedisElection:
         return self._standbys
 
     async def prepare(self) -> None:
-        check(self._options)
-        connection = Connection(self._options)
-        try:
+        async with opening.connected(self._options) as connection:
             await opening.inspect(connection, self._options)
-        finally:
-            await connection.close()
 
     @property
     def address(self) -> str:
@@ -441,7 +392,7 @@ NODES_PART: Final = "nodes"
 NODES_NAMES: Final = ("nodes", "until", "placed", "drained", "route", "scratch")
 
 
-class RedisNodes:
+class RedisNodes(ServerNodes):
     """The registry of the nodes that share a Redis; see ``contract.NodeRegistry``.
 
     All its keys, and no others, have the hash tag ``S`` = ``{tw:default:nodes}``:
@@ -454,25 +405,17 @@ class RedisNodes:
     | S:drained | hash | the nodes that an operator has drained |
     | S:route | hash | number of shards; version; shard → the daemon that last claimed to lead it |
 
-    Records expire by Redis's clock, so the clocks of two machines are never compared. If this
-    registry is lost, each node writes its record again with its next beat. Only the placements and
-    drains of operators are lost; no task is.
+    If this registry is lost, each node writes its record again with its next beat. Only the
+    placements and drains of operators are lost; no task is.
     """
 
     def __init__(self, options: RedisOptions, shards: int) -> None:
         check(options)
-        self._shards = shards
+        super().__init__(options.name, shards)
         options = replace(options, part=NODES_PART)
-        self._name = options.name
         self._has_answered = False
         self._connection = Connection(options)
         self._keys = tuple(f"{{{options.tag}}}:{name}".encode() for name in NODES_NAMES)
-
-    async def beat(self, me: NodeRecord, instead_of: str = "") -> NodesSeen:
-        return await self._write(me, encode_node(me), instead_of)
-
-    async def leave(self, me: NodeRecord) -> None:
-        await self._write(replace(me, claims=()), "", "")
 
     async def _write(self, me: NodeRecord, text: str, instead_of: str) -> NodesSeen:
         args: list[str | int] = [self._shards, me.ttl_ms, me.name, me.run, text, instead_of]
@@ -485,35 +428,21 @@ class RedisNodes:
             if self._has_answered or not is_command_unavailable(error):
                 raise
             # No call has succeeded yet, so the server or the user's rights are not suitable.
-            raise StoreUnusable(f"store {self._name}: {error.message}") from None
+            raise unusable(self._name, error.message) from None
         self._has_answered = True
-        if int(shards) != self._shards:
-            raise StoreUnusable(
-                f"store {self._name}: it was initialized for {int(shards)} shards, but the setting"
-                f" shards is {self._shards}"
-            )
+        self._check_shards(int(shards))
         if len(reply) == 1:
-            raise StoreUnusable(
-                f"store {self._name}: it has {int(reply[0])} nodes; the limit is {NODES_MAX}"
-                " (NODES_MAX). A dead node counts until leader_ttl_s has passed"
-            )
+            raise self._too_many(int(reply[0]), NODES_MAX)
         now_ms, is_mine, version, nodes, until, placed, drained = reply
-        parsed = {
-            name: decode_node(name, text.partition("|")[2]) for name, text in _pairs(nodes).items()
-        }
-        records = {name: record for name, record in parsed.items() if record is not None}
-        other_records = {name: record for name, record in records.items() if name != me.name}
-        ends_ms = _pairs(until)
-        return NodesSeen(
+        return self._seen(
+            me,
+            {name: text.partition("|")[2] for name, text in _pairs(nodes).items()},
+            {name: int(text) for name, text in _pairs(until).items()},
+            is_mine=bool(is_mine),
             now_ms=now_ms,
-            nodes=records if is_mine else other_records,
-            seen_ms={
-                name: int(ends_ms.get(name, 0)) - node.ttl_ms for name, node in records.items()
-            },
             placed={int(shard): node for shard, node in _pairs(placed).items()},
-            drained=frozenset(_pairs(drained)),
+            drained=_pairs(drained),
             version=int(version),
-            namesake=None if is_mine else records.get(me.name),
         )
 
     async def place(self, shard: int, node: str | None) -> None:

@@ -45,14 +45,8 @@ from tickwheel.persistence.contract import (
     StoreLost,
 )
 from tickwheel.persistence.identity import EpochRecord, StoreIdentity, mark_of
-from tickwheel.persistence.redis.driver import (
-    REFUSING,
-    Argument,
-    NoReply,
-    NotConnected,
-    Packed,
-    ServerError,
-)
+from tickwheel.persistence.on_server import NoReply, NotConnected, ServerTrouble
+from tickwheel.persistence.redis.driver import REFUSING, Argument, Packed, ServerError
 from tickwheel.persistence.redis.layout import (
     APPLY_PART,
     CLAIM,
@@ -208,8 +202,7 @@ class Claim(NamedTuple):
 
 
 class Claimant:
-    """Claims a shard for its owner on one connection. All methods also raise NotConnected, NoReply
-    and ServerError."""
+    """Claims a shard for its owner on one connection. All methods also raise ServerTrouble."""
 
     def __init__(self, connection: Connection, keys: Keys, name: str) -> None:
         self._connection = connection
@@ -458,7 +451,7 @@ class Writer:
         async with self.lock:
             try:
                 return await self._commit(n, effects)
-            except (ServerError, NotConnected, NoReply) as error:
+            except ServerTrouble as error:
                 kind = error.kind if isinstance(error, ServerError) else ""
                 if kind and kind not in REFUSING:
                     raise StoreBroken(f"{self._options.name}: {error.message}") from error
@@ -543,7 +536,7 @@ class Writer:
 
     async def verify(self) -> None:
         """Claim the shard again, and replay batches that Redis has lost. Raise StoreBehind,
-        StoreLost, Fenced, NotConnected, NoReply or ServerError."""
+        StoreLost, Fenced or ServerTrouble."""
         async with self.lock:
             self._claimed = 0
             await self._ready()
@@ -632,7 +625,7 @@ class Writer:
     async def write_anew(self) -> AsyncIterator[Callable[[Effects], Awaitable[None]]]:
         """Empty the shard, and yield a function that writes its new contents. The shard is complete
         when the block has ended without an error. Both this method and the function raise Fenced,
-        StoreLost, StoreBehind, NotConnected, NoReply or ServerError."""
+        StoreLost, StoreBehind or ServerTrouble."""
         async with self.lock:
             sender, claimant = self._sender, self._claimant
             last, id_mark = self.last, sender.id_mark

@@ -58,6 +58,7 @@ from tickwheel.persistence.identity import (
     past_text,
     read_past,
 )
+from tickwheel.upgrades import Upgrade
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -645,24 +646,20 @@ def create(connection: sqlite3.Connection) -> None:
     key_seed = secrets.token_bytes(SEED_BYTES).hex()
     values = (LAYOUT, secrets.token_hex(16), 0, "", 0, 0, 0, 1, key_seed)
     connection.executemany("INSERT INTO meta VALUES (?, ?)", zip(META, values, strict=True))
-    _mark(connection)
-
-
-def upgrade(connection: sqlite3.Connection, layout: int) -> None:
-    """Upgrade an older layout inside the caller's transaction."""
-    if layout == LAYOUT:
-        return
-    for step in range(layout, LAYOUT):
-        for statement in UPGRADES[step]:
-            connection.execute(statement)
-    connection.execute("UPDATE meta SET value = ? WHERE key = 'layout'", (LAYOUT,))
-    _mark(connection)
-
-
-def _mark(connection: sqlite3.Connection) -> None:
     # Both values are in the header page, so the transaction includes them.
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {LAYOUT}")
+
+
+def upgrade_steps(layout: int) -> tuple[str, ...]:
+    """Return the statements that upgrade a database with this layout, in one transaction."""
+    if layout in (0, LAYOUT):
+        return ()
+    return (
+        *(statement for step in range(layout, LAYOUT) for statement in UPGRADES[step]),
+        f"UPDATE meta SET value = {LAYOUT} WHERE key = 'layout'",
+        f"PRAGMA user_version = {LAYOUT}",
+    )
 
 
 def read_meta(connection: sqlite3.Connection, path: str) -> dict[str, int | str]:
@@ -821,6 +818,25 @@ def begin_anew(path: str, busy_ms: int = 1_000) -> None:
         lock.release()
 
 
+def upgrade(path: str, *, dry_run: bool = False, busy_ms: int = 1_000) -> Upgrade:
+    """Upgrade a store that no daemon has open to ``LAYOUT``; ``dry_run``: change nothing. Return
+    what was, or would be, done. Raise StoreUnusable."""
+    lock = StoreLock(path)
+    try:
+        layout = identify_file(path, busy_ms)
+        steps = upgrade_steps(layout)
+        if steps and not dry_run:
+            lock.acquire("upgrade")
+            with changing(path) as store:
+                for statement in upgrade_steps(identify(store, path)):
+                    store.execute(statement)
+    except sqlite3.Error as error:
+        raise StoreUnusable(f"cannot upgrade {path}: {describe(error)}") from error
+    finally:
+        lock.release()
+    return Upgrade(path, layout, LAYOUT, tuple(f"{statement};" for statement in steps))
+
+
 def begin_branch(path: str, busy_ms: int = 1_000) -> StoreIdentity:
     """On an operator's request, mark a store so that its next epoch begins a new branch. Return its
     identity. Raise StoreUnusable if there is no store."""
@@ -925,9 +941,9 @@ def _begin_epoch(
     evidence: Sequence[Evidence],
 ) -> tuple[dict[str, int | str], Beginning, str]:
     connection.execute("BEGIN IMMEDIATE")
-    if layout:
-        upgrade(connection, layout)
-    else:
+    for statement in upgrade_steps(layout):
+        connection.execute(statement)
+    if not layout:
         create(connection)
     meta = read_meta(connection, path)
     check_not_moved(meta, path, "serve that")

@@ -1,4 +1,4 @@
--- Shared by both scripts of `tickwheel init`. KEYS: the keys of the shard, then that of the leader.
+-- Shared by the scripts of `tickwheel init` and `tickwheel store upgrade`. KEYS: the keys of the shard, then that of the leader.
 local LEADER = KEYS[#KEYS]
 local function seen(first)
   local any = '0'
