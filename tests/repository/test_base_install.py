@@ -159,6 +159,7 @@ WITHOUT = {
     "a store in PostgreSQL": (
         "postgresql", ["serve", "--store", "postgresql://127.0.0.1:1/app"],
     ),
+    "a demo on PostgreSQL": ("postgresql", ["demo", "--store", "postgresql://127.0.0.1:1/app"]),
     "init of PostgreSQL": ("postgresql", ["init", "--store", "postgresql://127.0.0.1:1/app"]),
     "init of Redis": ("redis", ["init", "--store", "redis://127.0.0.1:1/0"]),
     "its other driver": (
