@@ -39,8 +39,9 @@ def running(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "scripts.with_postgresql", *DEMO]
     process = subprocess.Popen(
         [*command, "--store", "{url}", "--inbox", "{url}", *arguments],
-        cwd=ROOT, env={**os.environ, "TMPDIR": str(folder)}, start_new_session=True, text=True,
+        cwd=ROOT, start_new_session=True, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(folder), "TICKWHEEL_HISTORY_DIR": f"{folder}/history"},
     )  # fmt: skip
     with process:
         try:
@@ -57,7 +58,7 @@ def test_the_demo_on_postgresql_loses_nothing_in_a_kill(folder: Path) -> None:
     assert (summary["acked"], summary["kills"], summary["lost"], summary["early"]) == (500, 1, 0, 0)
     assert (summary["committed"], summary["committed_delivered"]) == (20, 20)
     assert (summary["rolled_back"], summary["rolled_back_delivered"]) == (20, 0)
-    assert list(folder.iterdir()) == []
+    assert list(folder.iterdir()) == []  # no history either: that setting is another daemon's
 
 
 def test_ctrl_c_ends_the_demo_and_then_its_postgresql(folder: Path) -> None:

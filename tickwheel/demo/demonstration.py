@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import json as json_
 import math
+import os
 import random
 import signal
 import subprocess
@@ -36,6 +37,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from tickwheel import environment
 from tickwheel.api.frames import AckWord
 from tickwheel.client import Client, Delivery, Receipt, Task, status_at
 from tickwheel.errors import NotFound, TickwheelError
@@ -548,8 +550,10 @@ class DemoDaemon:
             # Make retries and grace periods short enough for the demonstration.
             *("--set", "retry_base_s=0.5", "--set", "reconnect_grace_s=1"),
         ]
+        # A real daemon's inbox or history must not become this one's.
+        env = {n: v for n, v in os.environ.items() if not n.upper().startswith(environment.PREFIX)}
         with (self.folder / "daemon.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log)
+            self._process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stderr=log)
         while not ready.exists():
             if self._process.poll() is not None or time.monotonic() - began > START_TIMEOUT_S:
                 raise RuntimeError(f"the daemon did not start:\n{self.log_tail()}")
