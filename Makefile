@@ -26,7 +26,7 @@ help: ## this list
 setup: ## .venv with all that the checks and tests need (quick when nothing changed)
 	@scripts/setup dev
 
-demo: ## set up and watch the main job for a minute, with a kill -9 in the middle
+demo: ## set up and watch the main job for a minute, with a kill -9 in the middle (STORE=postgresql: on PostgreSQL)
 	@scripts/demo
 
 test: setup ## every promise once: format, lint, types, imports, all tests that are not slow

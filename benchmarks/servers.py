@@ -55,8 +55,11 @@ class Launcher(Protocol):
     ) -> Process: ...
 
 
-def launch(command: Sequence[str], *, log: Path, folder: Path, user: str | None) -> Process:
-    """Start ``command`` in ``folder``, and append its output to ``log``."""
+def launch(
+    command: Sequence[str], *, log: Path, folder: Path, user: str | None, detached: bool = False
+) -> Process:
+    """Start ``command`` in ``folder``, and append its output to ``log``. A ``detached`` process has
+    a session of its own."""
     with log.open("ab") as said:
         return subprocess.Popen(
             command,
@@ -68,6 +71,7 @@ def launch(command: Sequence[str], *, log: Path, folder: Path, user: str | None)
             user=user,
             group=user,
             extra_groups=None if user is None else [],
+            start_new_session=detached,
         )
 
 

@@ -2,7 +2,7 @@
 
 ``enqueue_on_commit`` enqueues after the commit, so a rolled-back order never has a task. Errors in
 the task itself are raised before the commit. If the process can die between commit and enqueue and
-the task must not be lost, store it with the order: see ``sqlalchemy_outbox.py``.
+the task must not be lost, store it with the order: see ``inbox_django.py``.
 
 This example is a whole project in one file. A real project has its handlers in ``shop/tasks.py``,
 lists them in TICKWHEEL, and runs them with ``manage.py tickwheel_worker``.

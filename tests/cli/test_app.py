@@ -121,6 +121,7 @@ COMMANDS = [
         ("shards drain", "NODE"),
         ("nodes drain a --now", "--now"),
         ("bench --seconds 3600", "--seconds"),
+        ("demo --inbox sqlite:///app.db", "--inbox"),
     ],
 )
 def test_usage_errors_are_one_line_on_stderr(

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from support.daemon import Daemon
+from support.postgresql import PostgresServer
+from support.waiting import until
+from tickwheel.sync import Client
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -74,6 +77,11 @@ EXPECTED = {
         r"order 2: 201",
         r"order 2: not paid in time, \{'2': 'closed'\}",
     ],
+    "inbox_django": [
+        r"order 1: 402",
+        r"order 2: 201",
+        r"order 2: not paid in time, \{'2': 'closed'\}",
+    ],
     "fastapi_lifespan": [
         r"order 1: 201",
         r"order 2: 201",
@@ -121,9 +129,28 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         assert "Traceback" not in daemon.log_text()
 
 
+@pytest.fixture
+def shop(shared_postgres: PostgresServer, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of a program whose daemon takes tasks and acks from its database."""
+    shared_postgres.sql("CREATE DATABASE shop")
+    inbox = shared_postgres.database_url("shop")
+    with Daemon(tmp_path, args=("--inbox", inbox)) as daemon, Client(daemon.url) as client:
+        has_inbox = "SELECT to_regclass('tickwheel.inbox_state') IS NOT NULL"
+        until(lambda: shared_postgres.sql(has_inbox, db="shop")[0][0], log=daemon.log_text)
+        yield {
+            "TICKWHEEL_URL": daemon.url, "PGHOST": "127.0.0.1", "PGUSER": "postgres",
+            "PGPORT": str(shared_postgres.port),
+        }  # fmt: skip
+        until(lambda: client.stats().acked == 1, log=daemon.log_text)  # the ack in the transaction
+
+
 @pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_each_example_prints_its_documented_output(name: str, running: Daemon) -> None:
+def test_each_example_prints_its_documented_output(
+    name: str, running: Daemon, request: pytest.FixtureRequest
+) -> None:
     environment = {**os.environ, "TICKWHEEL_URL": running.url, "PYTHONPATH": str(ROOT)}
+    if name == "inbox_django":
+        environment |= request.getfixturevalue("shop")
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py")],
         env=environment, capture_output=True, text=True, timeout=TIMEOUT_S,

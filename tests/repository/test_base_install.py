@@ -159,6 +159,7 @@ WITHOUT = {
     "a store in PostgreSQL": (
         "postgresql", ["serve", "--store", "postgresql://127.0.0.1:1/app"],
     ),
+    "a demo on PostgreSQL": ("postgresql", ["demo", "--store", "postgresql://127.0.0.1:1/app"]),
     "init of PostgreSQL": ("postgresql", ["init", "--store", "postgresql://127.0.0.1:1/app"]),
     "an upgrade": ("server", ["store", "upgrade", "sqlite:///none.db"]),
     "an upgrade of PostgreSQL": (

@@ -39,6 +39,7 @@ from tickwheel.errors import (
     SendTimeout,
     TickwheelError,
     Unreachable,
+    shown,
 )
 from tickwheel.limits import SHARDS_MAX
 from tickwheel.log_writer import unblock_stderr
@@ -191,19 +192,25 @@ def _import_parts(settings: Settings) -> None:
         import tickwheel.server.http.app
         import tickwheel.server.metrics.exposition
     if settings.otlp_endpoint is not None:
-        import tickwheel.server.metrics.otlp
-    if settings.inbox is not None:
+        import tickwheel.server.metrics.otlp  # noqa: F401
+    _import_databases(settings.store, settings.inbox)
+
+
+def _import_databases(store: str, inbox: str | None) -> None:
+    """Import the packages that a store and an inbox need. Raise BadRequest for an invalid URL of an
+    inbox."""
+    if inbox is not None:
         from tickwheel.inbox import open_inbox
 
-        if settings.inbox.startswith("postgres"):
+        if inbox.startswith("postgres"):
             import tickwheel.inbox.postgresql
-        open_inbox(settings.inbox)  # raises for an invalid URL
-    if settings.store.startswith("redis"):
+        open_inbox(inbox)
+    if store.startswith("redis"):
         import tickwheel.persistence.redis.driver_redis
 
-        if "driver=asyncio-redis" in settings.store:
+        if "driver=asyncio-redis" in store:
             import tickwheel.persistence.redis.driver_asyncio_redis
-    if settings.store.startswith("postgres"):
+    if store.startswith("postgres"):
         import tickwheel.persistence.postgresql  # noqa: F401
 
 
@@ -233,17 +240,36 @@ def demo(
     tasks: Annotated[
         int, option("Number of tasks, spread evenly over that time.", min=100, max=1_000_000)
     ] = 20_000,
+    store: Annotated[
+        str | None,
+        option("An empty store. Default: a SQLite file in a temporary folder.", "URL"),
+    ] = None,
+    inbox: Annotated[
+        str | None,
+        option(
+            "An empty database in PostgreSQL: show also tasks that an application enqueues in its"
+            " transactions.",
+            "URL",
+        ),
+    ] = None,
     plain: Annotated[bool, flag("Print lines instead of a live view.")] = False,
 ) -> int:
     """Demonstrate a daemon with 20,000 tasks and a kill -9 half way: nothing is lost or early.
 
     Needs no running daemon and works in a temporary folder. Exit code 1 if a task was lost or
-    early.
+    early, or the delivered tasks of transactions are not those of the committed ones.
     """
-    import tickwheel.server.daemon  # noqa: F401  # report missing packages here, not in a child
+    # Report missing packages and an invalid URL here, not in a child.
+    import tickwheel.server.daemon  # noqa: F401
     from tickwheel.demo.demonstration import run_demo
+    from tickwheel.persistence import parse
 
-    return run_demo(seconds=seconds, tasks=tasks, plain=plain, json=call.out.as_json)
+    if store is not None:
+        parse(store)
+    if inbox is not None and not inbox.startswith("postgres"):
+        raise BadRequest(f"--inbox must be postgresql://USER@HOST/DATABASE, not {shown(inbox)}")
+    _import_databases(store or "", inbox)
+    return run_demo(seconds, tasks, store, inbox, plain=plain, json=call.out.as_json)
 
 
 @offline(JSON_HERE)

@@ -1,9 +1,10 @@
 """``tickwheel demo`` and ``tickwheel bench``.
 
-The demonstration runs for less than a minute. It starts a daemon with an SQLite store, a producer,
-and consumers that ack; a few tasks fail twice. Halfway through, the daemon is killed with SIGKILL
-and restarted. The clients record confirmed tasks, deliveries and confirmed acks. At the end the
-records and the exit code show whether a task was lost or early.
+The demonstration runs for less than a minute. It starts a daemon with a SQLite store or the given
+one, a producer, and consumers that ack; a few tasks fail twice. Halfway through, the daemon is
+killed with SIGKILL and restarted. The clients record confirmed tasks, deliveries and confirmed
+acks. At the end the records and the exit code show whether a task was lost or early. With an inbox,
+an application also writes tasks in its own transactions.
 
 ``tickwheel bench`` measures one daemon with producers and consumers, within bounds. Each run has a
 separate topic and consumes everything that it enqueues. The results include the work of this
@@ -16,6 +17,7 @@ import asyncio
 import contextlib
 import json as json_
 import math
+import os
 import random
 import signal
 import subprocess
@@ -35,8 +37,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from tickwheel import environment
 from tickwheel.api.frames import AckWord
-from tickwheel.client import Client, Delivery, Receipt, Task
+from tickwheel.client import Client, Delivery, Receipt, Task, status_at
 from tickwheel.errors import NotFound, TickwheelError
 
 # --- display: live on a terminal, otherwise plain lines ------------------------------------------
@@ -162,6 +165,11 @@ def summary_table(summary: dict[str, Any]) -> Table:
     p50_ms, p99_ms = summary["lateness_p50_ms"], summary["lateness_p99_ms"]
     table.add_row("lateness p50 / p99 while it ran", f"{p50_ms} / {p99_ms} ms")
     table.add_row("maximum lateness, outage included", f"{summary['lateness_max_ms']:,} ms")
+    if "committed" in summary:
+        committed = f"{summary['committed_delivered']} of {summary['committed']}"
+        rolled_back = f"{summary['rolled_back_delivered']} of {summary['rolled_back']}"
+        table.add_row("delivered: tasks of committed transactions", committed)
+        table.add_row("delivered: tasks of rolled back transactions", rolled_back)
     return table
 
 
@@ -323,11 +331,12 @@ RECENT_S = 2.0
 class Demo:
     """A run of the demonstration."""
 
-    def __init__(self, seconds: float, tasks: int, view: View, folder: Path) -> None:
+    def __init__(self, seconds: float, tasks: int, view: View, daemon: DemoDaemon) -> None:
         self._seconds = seconds
         self._tasks = tasks
         self._view = view
-        self._daemon = DemoDaemon(folder)
+        self._daemon = daemon
+        self._application = None if daemon.inbox is None else Application(daemon.inbox)
         self._records = Records()
         self._picture = Picture()
         self._outage_ms = (0, 0)
@@ -336,35 +345,57 @@ class Demo:
 
     async def run(self) -> dict[str, Any]:
         """Run the demonstration and return its summary. Raise RuntimeError if the daemon does not
-        start."""
-        await self._daemon.start()
-        if self._daemon.console is not None:
-            self._view.report(f"the console, for a browser: {self._daemon.console}")
-        self._began = time.monotonic()
+        start, or the store or the inbox is in use."""
+        application = self._application
         try:
+            if application is not None:
+                await application.connect()
+            await self._daemon.start()
+            if self._daemon.console is not None:
+                self._view.report(f"the console, for a browser: {self._daemon.console}")
+            self._began = time.monotonic()
             async with (
                 Client(self._daemon.url, send_timeout=10.0) as producer,
                 Client(self._daemon.url) as consumer,
                 Client(self._daemon.url) as observer,
             ):
+                await self._check_store(observer)
                 watching = asyncio.create_task(self._watch(observer))
                 consuming = [
                     asyncio.create_task(consume(consumer, self._records)) for _ in range(CONSUMERS)
                 ]
-                killing = asyncio.create_task(self._kill_half_way())
+                side_tasks = [asyncio.create_task(self._kill_half_way())]
+                if application is not None:
+                    self._view.report(
+                        "an application commits tasks with orders, or rolls both back"
+                    )
+                    consuming.append(asyncio.create_task(application.consume(consumer)))
+                    side_tasks.append(asyncio.create_task(application.write(self._seconds)))
                 try:
                     self._picture.phase = "producing"
                     await produce(producer, self._records, self._tasks, self._seconds, SEED)
-                    await killing
+                    await asyncio.gather(*side_tasks)
                     self._picture.phase = "waiting for the last tasks"
                     await self._finish(consuming)
                 finally:
-                    for task in (watching, killing, *consuming):
+                    tasks = (watching, *side_tasks, *consuming)
+                    for task in tasks:
                         task.cancel()
-                    await asyncio.gather(watching, killing, *consuming, return_exceptions=True)
+                    await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             await self._daemon.stop()
+            if application is not None:
+                await application.close()
         return self._summary()
+
+    async def _check_store(self, observer: Client) -> None:
+        """Raise RuntimeError if another daemon serves the store, or it has unfinished tasks."""
+        if not (await status_at(self._daemon.url)).serves:
+            raise RuntimeError("another daemon serves this store")
+        stats = await observer.stats()
+        unfinished = stats.scheduled + stats.ready + stats.in_flight + stats.waiting
+        if unfinished:
+            raise RuntimeError(f"the store must be empty; its unfinished tasks: {unfinished:,}")
 
     async def _kill_half_way(self) -> None:
         await asyncio.sleep(self._seconds / 2)
@@ -380,11 +411,15 @@ class Demo:
 
     async def _finish(self, consuming: list[asyncio.Task[None]]) -> None:
         deadline = time.monotonic() + FINISH_TIMEOUT_S
-        while self._records.unacked and time.monotonic() < deadline:
+        while not self._is_finished() and time.monotonic() < deadline:
             for task in consuming:
                 if task.done():
                     task.result()
             await asyncio.sleep(0.05)
+
+    def _is_finished(self) -> bool:
+        application = self._application
+        return not self._records.unacked and (application is None or application.is_finished)
 
     async def _watch(self, observer: Client) -> None:
         while True:
@@ -430,20 +465,28 @@ class Demo:
             "lateness_p99_ms": percentile(steady, 0.99),
             "lateness_max_ms": max(records.late_ms, default=0),
             "seconds": round(time.monotonic() - self._began, 1),
+            **(self._application.summary() if self._application is not None else {}),
         }
 
 
 def run_demo(
-    seconds: float = 20.0, tasks: int = 20_000, plain: bool = False, json: bool = False
+    seconds: float = 20.0,
+    tasks: int = 20_000,
+    store: str | None = None,
+    inbox: str | None = None,
+    plain: bool = False,
+    json: bool = False,
 ) -> int:
-    """Run the demonstration. Return 0 if no task was lost or early, otherwise 1."""
+    """Run the demonstration. Return 0 if no task was lost or early, and the delivered tasks of
+    transactions are those of the committed ones; otherwise 1."""
     console = Console(stderr=json)
     try:
         with (
             tempfile.TemporaryDirectory(prefix="tickwheel-demo-") as folder,
             View(console, plain=plain) as view,
         ):
-            summary = asyncio.run(Demo(seconds, tasks, view, Path(folder)).run())
+            daemon = DemoDaemon(Path(folder), store, inbox)
+            summary = asyncio.run(Demo(seconds, tasks, view, daemon).run())
     except RuntimeError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
@@ -451,8 +494,15 @@ def run_demo(
         print(json_.dumps(summary))
     else:
         console.print(summary_table(summary))
-    is_complete = summary["enqueued"] == tasks == summary["acked"]
-    return 0 if is_complete and not summary["lost"] and not summary["early"] else 1
+    faults = (
+        summary["lost"],
+        summary["early"],
+        tasks - summary["enqueued"],
+        tasks - summary["acked"],
+        summary.get("committed", 0) - summary.get("committed_delivered", 0),
+        summary.get("rolled_back_delivered", 0),
+    )
+    return 1 if any(faults) else 0
 
 
 # --- the daemon --------------------------------------------------------------------------------
@@ -461,8 +511,10 @@ def run_demo(
 class DemoDaemon:
     """A daemon process that can be killed and started again on the same port."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, store: str | None, inbox: str | None) -> None:
         self.folder = folder
+        self._store = store or f"sqlite:///{folder / 'demo.db'}"
+        self.inbox = inbox
         self.port = 0
         self.http: str | None = None
         """URL of the daemon's HTTP API; None before the first start."""
@@ -490,15 +542,18 @@ class DemoDaemon:
         ready.unlink(missing_ok=True)
         command = [
             *(sys.executable, "-m", "tickwheel", "serve"),
-            *("--store", f"sqlite:///{self.folder / 'demo.db'}"),
+            *("--store", self._store),
+            *(() if self.inbox is None else ("--inbox", self.inbox)),
             *("--listen", f"tcp://127.0.0.1:{self.port}"),
             *("--http", self.http or "http://127.0.0.1:0"),
             *("--ready-file", str(ready), "--log-format", "json"),
             # Make retries and grace periods short enough for the demonstration.
             *("--set", "retry_base_s=0.5", "--set", "reconnect_grace_s=1"),
         ]
+        # A real daemon's inbox or history must not become this one's.
+        env = {n: v for n, v in os.environ.items() if not n.upper().startswith(environment.PREFIX)}
         with (self.folder / "daemon.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log)
+            self._process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stderr=log)
         while not ready.exists():
             if self._process.poll() is not None or time.monotonic() - began > START_TIMEOUT_S:
                 raise RuntimeError(f"the daemon did not start:\n{self.log_tail()}")
@@ -529,6 +584,85 @@ class DemoDaemon:
         path = self.folder / "daemon.log"
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
         return "\n".join(lines[-10:])
+
+
+# --- the application ---------------------------------------------------------------------------
+
+
+APPLICATION_TOPIC = "demo.transactions"
+TRANSACTIONS = 40
+HAS_INBOX = "SELECT to_regclass('tickwheel.inbox_state') IS NOT NULL"
+ENQUEUE = "SELECT tickwheel.enqueue(topic => $1, body => $2::text, delay => interval '1 second')"
+
+
+class Application:
+    """A program that writes orders and their tasks in transactions of its database in PostgreSQL.
+
+    It rolls back every second transaction. At the end the delivered tasks must be those of the
+    orders in the database.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._connection: Any = None
+        self._orders: set[str] = set()
+        self._delivered: set[str] = set()
+
+    async def connect(self) -> None:
+        """Raise RuntimeError if the database cannot be reached, or has an inbox already, whose rows
+        belong to another daemon."""
+        import asyncpg
+
+        try:
+            self._connection = await asyncpg.connect(self._url)
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise RuntimeError(f"the database of the inbox: {error}") from None
+        if await self._connection.fetchval(HAS_INBOX):
+            raise RuntimeError("the database of the inbox must be empty; it has an inbox already")
+
+    async def write(self, seconds: float) -> None:
+        """Run the transactions evenly over ``seconds``. Raise RuntimeError if the daemon creates no
+        inbox."""
+        connection = self._connection
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not await connection.fetchval(HAS_INBOX):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no inbox was created within {START_TIMEOUT_S:.0f} s")
+            await asyncio.sleep(0.05)
+        await connection.execute("CREATE TEMPORARY TABLE orders (number text)")
+        for number in range(TRANSACTIONS):
+            await asyncio.sleep(seconds / TRANSACTIONS)
+            transaction = connection.transaction()
+            await transaction.start()
+            await connection.execute("INSERT INTO orders VALUES ($1)", str(number))
+            await connection.execute(ENQUEUE, APPLICATION_TOPIC, str(number))
+            await (transaction.rollback() if number % 2 else transaction.commit())
+        rows = await connection.fetch("SELECT number FROM orders")
+        self._orders = {row["number"] for row in rows}
+
+    async def consume(self, client: Client) -> None:
+        """Ack deliveries until cancelled."""
+        async with client.subscribe(APPLICATION_TOPIC, group=GROUP) as deliveries:
+            async for delivery in deliveries:
+                self._delivered.add(delivery.body.decode())
+                delivery.ack_nowait()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the tasks of all orders were delivered."""
+        return self._delivered >= self._orders
+
+    def summary(self) -> dict[str, int]:
+        return {
+            "committed": len(self._orders),
+            "committed_delivered": len(self._delivered & self._orders),
+            "rolled_back": TRANSACTIONS - len(self._orders),
+            "rolled_back_delivered": len(self._delivered - self._orders),
+        }
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
 
 
 # --- clients and their records -----------------------------------------------------------------
