@@ -154,9 +154,10 @@ _SETTINGS = {
 _SESSION = """
 SELECT current_setting('search_path'),
     CASE WHEN current_setting('server_version_num')::int >= 170000
-        THEN set_config('transaction_timeout', '0', false) END
+        THEN set_config('transaction_timeout', '0', false) END,
+    host(inet_server_addr()), inet_server_port()
 """
-"""Reads a startup parameter, and sets what older releases do not have."""
+"""Reads a startup parameter and the server's address, and sets what older releases do not have."""
 LOOKUPS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
 """For sessions that find rows by index: PostgreSQL has no statistics of a table that is new."""
 _POOLED = (
@@ -181,6 +182,11 @@ class Link:
         self._is_in_transaction = False
         self.connections = 0
         """Number of connections made so far."""
+        self.address = ""
+        """The server of the last connection, ``HOST:PORT``: as the URL or, with several, the server
+        has it."""
+        self.server_changes = 0
+        """How often a connection reached another server than the one before."""
 
     @property
     def connected(self) -> bool:
@@ -204,7 +210,12 @@ class Link:
             raise NotConnected(f"{options.name}: {reason}") from error
         self._connection = connection
         self.connections += 1
-        ((path, _),) = await self.fetch(_SESSION)
+        ((path, _, host, port),) = await self.fetch(_SESSION)
+        address, _, others = options.address.partition(",")
+        if others and host:
+            address = f"{host}:{port}"
+        self.server_changes += self.address not in ("", address)
+        self.address = address
         if path != options.schema:
             await self.close()
             raise unusable(options.name, _POOLED)

@@ -103,7 +103,6 @@ class PostgresElection:
         )
         self._ttl_ms = ttl_ms
         self._connected_s = 0.0
-        self._address = ""
         self._standbys: tuple[Standby, ...] = ()
 
     @property
@@ -116,7 +115,7 @@ class PostgresElection:
 
     @property
     def address(self) -> str:
-        return self._address
+        return self._link.address
 
     async def prepare(self) -> None:
         async with opening.connected(self._options) as link:
@@ -128,7 +127,6 @@ class PostgresElection:
             return
         await self._link.ready()
         self._connected_s = asyncio.get_running_loop().time()
-        self._address = await opening.address_of(self._link, self._options)
 
     async def look(self, me: Standby | None = None) -> ElectionState:
         await self._ready()

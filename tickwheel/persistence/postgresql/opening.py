@@ -325,15 +325,6 @@ async def read_parts(link: Link, shard: int, generation: int) -> Parts:
     return Parts(shard, generation, tuple(numbers), tuple(lows))
 
 
-async def address_of(link: Link, options: PostgresOptions) -> str:
-    """Return the address of the server, ``HOST:PORT``, as the URL or, with several, the server has
-    it."""
-    if "," not in options.address:
-        return options.address
-    ((host, port),) = await link.fetch("SELECT host(inet_server_addr()), inet_server_port()")
-    return f"{host}:{port}" if host else options.address.partition(",")[0]
-
-
 async def next_number(link: Link) -> int:
     """Return a number for a new part or generation, which no other has."""
     number: int = (await link.fetch("SELECT nextval('part_number')"))[0][0]

@@ -46,13 +46,14 @@ class PostgresStore(ServerStore):
     def __init__(self, options: PostgresOptions) -> None:
         super().__init__(options.name)
         self.options = options
-        self._address, self._server_changes = "", 0
+        self._link = Link(options, LOOKUPS)
         self._now_ms = 0
         self._reset()
 
     def _reset(self) -> None:
-        options = self.options
+        options, before = self.options, self._link
         self._link = Link(options, LOOKUPS)
+        self._link.address, self._link.server_changes = before.address, before.server_changes
         self._writer = Writer(self._link, options)
         self._reader = Reader(options, self._writer)
         self._upkeep = Upkeep(options, self._writer)
@@ -65,12 +66,12 @@ class PostgresStore(ServerStore):
     @property
     def address(self) -> str:
         """See ``Located``."""
-        return self._address
+        return self._link.address
 
     @property
     def server_changes(self) -> int:
         """See ``Located``."""
-        return self._server_changes
+        return self._link.server_changes
 
     async def open(
         self, owner: str, now_ms: int, *, epoch_min: int = 1, evidence: Sequence[Evidence] = (),
@@ -89,14 +90,11 @@ class PostgresStore(ServerStore):
                     link, options, owner, now_ms, may_create, epoch_min, evidence
                 )
                 await self._writer.begin(owner, opened)
-                address = await opening.address_of(link, options)
         except BaseException:
             link.drop()
             raise
-        if self._address and address != self._address:
-            self._server_changes += 1
         # The seed changes with each start. Hashes are not stored, because a start reads every key.
-        self._address, self._now_ms, opened.key_seed = address, now_ms, self._key_seed
+        self._now_ms, opened.key_seed = now_ms, self._key_seed
         self._is_open = True
         self._upkeep.start(upto)
         return opened
