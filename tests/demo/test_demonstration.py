@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from e2e.cli_runner import NOWHERE, Cli
 from support.daemon import Daemon
 from support.postgresql import PostgresServer, folder_of_programs
 from support.waiting import WAIT_S
@@ -21,7 +22,6 @@ from tickwheel.cli.app import EXIT_INTERRUPTED
 from tickwheel.sync import Client
 
 ROOT = Path(__file__).parents[2]
-DEMO = [sys.executable, "-m", "tickwheel", "demo", "--tasks", "500"]
 
 
 @pytest.fixture
@@ -36,9 +36,10 @@ def folder() -> Iterator[Path]:
 @contextmanager
 def running(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """The demonstration with a PostgreSQL, as a group of processes like that of a terminal."""
-    command = [sys.executable, "-m", "scripts.with_postgresql", *DEMO]
+    python = (sys.executable, "-m")
     process = subprocess.Popen(
-        [*command, "--store", "{url}", "--inbox", "{url}", *arguments],
+        [*python, "scripts.with_postgresql", *python, "tickwheel", "demo", "--tasks", "500",
+         "--store", "{url}", "--inbox", "{url}", *arguments],
         cwd=ROOT, start_new_session=True, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={**os.environ, "TMPDIR": str(folder), "TICKWHEEL_HISTORY_DIR": f"{folder}/history"},
@@ -73,9 +74,7 @@ def test_ctrl_c_ends_the_demo_and_then_its_postgresql(folder: Path) -> None:
 
 
 def refusal(*arguments: str) -> str:
-    done = subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=WAIT_S)
-    assert done.returncode == 1, done.stderr
-    return done.stderr
+    return Cli(NOWHERE).fails(1, "demo", *arguments)
 
 
 def test_the_demo_refuses_a_store_in_use(shared_postgres: PostgresServer, tmp_path: Path) -> None:

@@ -319,7 +319,7 @@ CONSOLE_NEEDS = ("msgspec", "offapi")
 """Modules of the extra ``http`` that the console needs."""
 FAILS_TWICE_EVERY = 500
 CONSUMERS = 2
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0
 FINISH_TIMEOUT_S = 45.0
 REFRESH_S = 0.125
 SEED = 7355
@@ -355,7 +355,7 @@ class Demo:
                 self._view.report(f"the console, for a browser: {self._daemon.console}")
             self._began = time.monotonic()
             async with (
-                Client(self._daemon.url, send_timeout=10.0) as producer,
+                Client(self._daemon.url, send_timeout=START_TIMEOUT_S) as producer,
                 Client(self._daemon.url) as consumer,
                 Client(self._daemon.url) as observer,
             ):
