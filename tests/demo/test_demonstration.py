@@ -14,14 +14,16 @@ from pathlib import Path
 
 import pytest
 
+from e2e.cli_runner import NOWHERE, Cli
 from support.daemon import Daemon
 from support.postgresql import PostgresServer, folder_of_programs
 from support.waiting import WAIT_S
 from tickwheel.cli.app import EXIT_INTERRUPTED
+from tickwheel.demo.demonstration import Records, look_up_unanswered
 from tickwheel.sync import Client
+from tickwheel.testing import TestWheel
 
 ROOT = Path(__file__).parents[2]
-DEMO = [sys.executable, "-m", "tickwheel", "demo", "--tasks", "500"]
 
 
 @pytest.fixture
@@ -36,9 +38,10 @@ def folder() -> Iterator[Path]:
 @contextmanager
 def running(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """The demonstration with a PostgreSQL, as a group of processes like that of a terminal."""
-    command = [sys.executable, "-m", "scripts.with_postgresql", *DEMO]
+    python = (sys.executable, "-m")
     process = subprocess.Popen(
-        [*command, "--store", "{url}", "--inbox", "{url}", *arguments],
+        [*python, "scripts.with_postgresql", *python, "tickwheel", "demo", "--tasks", "500",
+         "--store", "{url}", "--inbox", "{url}", *arguments],
         cwd=ROOT, start_new_session=True, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={**os.environ, "TMPDIR": str(folder), "TICKWHEEL_HISTORY_DIR": f"{folder}/history"},
@@ -72,10 +75,20 @@ def test_ctrl_c_ends_the_demo_and_then_its_postgresql(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+async def test_an_ack_whose_answer_was_lost_counts_if_it_was_stored() -> None:
+    async with TestWheel() as wheel:
+        acked = await wheel.client.enqueue("orders", b"1")
+        unacked = await wheel.client.enqueue("orders", b"2")
+        async with wheel.client.subscribe("orders", group="g", prefetch=1) as deliveries:
+            await (await anext(deliveries)).ack()
+        ids = {acked.id, unacked.id}
+        records = Records(due_ms=dict.fromkeys(ids, 0), unanswered=ids)
+        await look_up_unanswered(wheel.client, records)
+    assert records.acked == {acked.id}
+
+
 def refusal(*arguments: str) -> str:
-    done = subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=WAIT_S)
-    assert done.returncode == 1, done.stderr
-    return done.stderr
+    return Cli(NOWHERE).fails(1, "demo", *arguments)
 
 
 def test_the_demo_refuses_a_store_in_use(shared_postgres: PostgresServer, tmp_path: Path) -> None:
