@@ -60,7 +60,6 @@ from tickwheel.cli.output import (
     head,
     printable,
     short_policy,
-    spec_duration,
     text_columns,
 )
 from tickwheel.cli.tasks import follow_bulk, reason_text, say_bulk
@@ -75,6 +74,7 @@ from tickwheel.client import (
     TopicHeld,
 )
 from tickwheel.errors import BadRequest, NotFound
+from tickwheel.model.policies import duration_spec
 
 # --- columns of topics and groups ----------------------------------------------------------------
 
@@ -115,7 +115,7 @@ def lines_texts(group: Map) -> list[str]:
     """Return the settings of a group's order keys and fair shares in words."""
     texts = []
     if (retry_ms := group.get("order_retry_ms")) is not None:
-        texts.append(f"order retry {spec_duration(retry_ms)}")
+        texts.append(f"order retry {duration_spec(retry_ms)}")
     failure, attempts = group.get("order_failure"), group.get("order_attempts")
     if failure is not None:
         texts.append(

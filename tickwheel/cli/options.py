@@ -30,7 +30,7 @@ from tickwheel.api.tasks import Option as TaskOption
 from tickwheel.api.tasks import kept_options
 from tickwheel.api.times import parse_time
 from tickwheel.cli.call import Default
-from tickwheel.cli.output import ROWS_SHOWN, spec_duration
+from tickwheel.cli.output import ROWS_SHOWN
 from tickwheel.client import GroupKeywords, IfPending, Retry
 from tickwheel.errors import BadRequest, TickwheelError
 from tickwheel.limits import ID_MAX
@@ -41,6 +41,7 @@ from tickwheel.model.policies import (
     REPLACES,
     RULE_DURATIONS,
     UNTIL,
+    duration_spec,
     parse_duration,
     parse_policy,
     parse_shift,
@@ -324,7 +325,7 @@ def option_of(field: Field, times: Callable[..., Any] = time_option, **more: Any
         type_, info = bool, flag(help_, **more)
     elif isinstance(kind, kinds.Span):
         if kind.low > 1 and kind.high < BOUND_MAX:
-            help_ += f" From {spec_duration(kind.low)} to {spec_duration(kind.high)}."
+            help_ += f" From {duration_spec(kind.low)} to {duration_spec(kind.high)}."
         type_, info = float, duration(help_, **more)
     elif isinstance(kind, kinds.Moment):
         type_, info = Any, times(help_, **more)

@@ -45,7 +45,7 @@ from tickwheel.client.encodings import (
     key_of,
 )
 from tickwheel.errors import Undecodable
-from tickwheel.model.policies import SPEC_FIELDS, UNITS_MS
+from tickwheel.model.policies import UNITS_MS, policy_spec
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -152,24 +152,8 @@ def describe_rule(raw: str | Mapping[str, Any]) -> str:
 
 
 def format_policy(policy: Mapping[str, Any] | str | None) -> str:
-    """Format a policy as a SPEC that ``parse_policy`` accepts; a dash for None."""
-    if policy is None:
-        return "-"
-    if isinstance(policy, str):
-        return policy
-    kind = str(policy.get("kind"))
-    if policy.get("name"):
-        return str(policy["name"])
-    if kind == "table":
-        delays = ",".join(spec_duration(delay) for delay in policy.get("delays_ms", ()))
-        retries = policy.get("retries")
-        return f"table:{delays}" + ("" if retries is None else f";retries={retries}")
-    parts = [
-        f"{name}={_shown(name, policy[wire])}"
-        for name, wire in SPEC_FIELDS.get(kind, {}).items()
-        if policy.get(wire) is not None
-    ]
-    return f"{kind}:{','.join(parts)}" if parts else kind
+    """Format a policy as a SPEC; a dash for None."""
+    return "-" if policy is None else policy_spec(policy)
 
 
 def short_policy(policy: Mapping[str, Any] | str | None) -> str:
@@ -186,23 +170,6 @@ def describe_policy(policy: Mapping[str, Any] | str | None) -> str:
         return spec
     meaning = format_policy({key: value for key, value in policy.items() if key != "name"})
     return spec if meaning == spec else f"{spec} ({meaning})"
-
-
-def spec_duration(ms: int) -> str:
-    """Format a duration exactly, as in a SPEC: ``1m30s``, ``500ms``, ``2h``."""
-    parts, rest_ms = [], ms
-    for unit in ("d", "h", "m", "s", "ms"):
-        count, rest_ms = divmod(rest_ms, UNITS_MS[unit])
-        if count:
-            parts.append(f"{count}{unit}")
-    return "".join(parts) or "0s"
-
-
-def _shown(name: str, value: Any) -> str:
-    if name not in {"factor", "jitter"}:
-        return str(value) if name == "retries" else spec_duration(value)
-    short = f"{value:g}"
-    return short if float(short) == value else repr(value)
 
 
 # --- tables --------------------------------------------------------------------------------------

@@ -44,7 +44,6 @@ from tickwheel.cli.output import (
     format_count,
     format_time,
     iso_time,
-    spec_duration,
     stored_fields,
     stored_text,
     text_columns,
@@ -53,7 +52,7 @@ from tickwheel.cli.output import (
 from tickwheel.client import ScheduleInfo
 from tickwheel.client.encodings import encoding_of
 from tickwheel.errors import BadRequest
-from tickwheel.model.policies import parse_duration
+from tickwheel.model.policies import duration_spec, parse_duration
 
 _OF_TASKS = [field for field, _ in kept_options()]
 
@@ -78,7 +77,7 @@ def _show(call: Call, request: Mapping[str, Any], schedule: ScheduleInfo) -> Non
         "topic": schedule.topic,
         "when": timing(raw),
         "state": _state(schedule),
-        "catch-up": f"{raw['catch_up']}, of {spec_duration(raw['catch_up_ms'])}",
+        "catch-up": f"{raw['catch_up']}, of {duration_spec(raw['catch_up_ms'])}",
         "overlap": str(raw["overlap"]),
         "runs": format_count(schedule.runs),
         "body": stored_text(schedule.topic, schedule.body, encoding_of(schedule)),
@@ -276,7 +275,7 @@ def timing(raw: Mapping[str, Any]) -> str:
     """Return the timing of a schedule in short."""
     if raw.get("cron") is not None:
         return f"{raw['cron']} {raw['timezone']}"
-    return f"every {spec_duration(raw['every_ms'])}"
+    return f"every {duration_spec(raw['every_ms'])}"
 
 
 def _state(schedule: ScheduleInfo) -> str:

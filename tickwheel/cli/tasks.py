@@ -84,7 +84,6 @@ from tickwheel.cli.output import (
     printable,
     progress_bar,
     remark,
-    spec_duration,
     stored_fields,
     stored_text,
     text_columns,
@@ -92,6 +91,7 @@ from tickwheel.cli.output import (
 )
 from tickwheel.client import BulkInfo, BulkPreview, Client, DeadLetter, TaskInfo, TaskOutcome
 from tickwheel.errors import BadRequest, ConnectionLost, Unreachable
+from tickwheel.model.policies import duration_spec
 from tickwheel.model.records import CONSUMER_DIED
 
 NOT_THERE = frozenset(("unknown", "gone"))
@@ -487,7 +487,7 @@ def _window_text(raw: Mapping[str, Any]) -> str | None:
         return None
     chosen = asked_ms <= raw["due_ms"] <= asked_ms + within_ms
     choice = "at its emptiest moment" if chosen else "rescheduled since"
-    return f"{spec_duration(within_ms)}, {choice}"
+    return f"{duration_spec(within_ms)}, {choice}"
 
 
 def attempts_grid(info: TaskInfo) -> Grid:
