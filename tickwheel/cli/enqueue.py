@@ -574,11 +574,6 @@ SPARE = ("topics", "asked")
 
 
 def _show_transaction(call: Call, request: Mapping[str, Any], transaction: TransactionInfo) -> None:
-    if call.out.as_json:
-        call.out.record(
-            transaction_fields(transaction) | {"halves": list(transaction.raw["halves"])}
-        )
-        return
     facts: dict[str, str | int] = {
         "group": transaction.group,
         "state": transaction.state,
@@ -587,9 +582,10 @@ def _show_transaction(call: Call, request: Mapping[str, Any], transaction: Trans
         "topics": ", ".join(transaction.topics),
         "asked": f"{transaction.asked} of {transaction.checks} times",
     }
-    call.out.grid(facts_grid(("transaction", transaction.id), facts | time_facts(transaction)))
+    tables = [facts_grid(("transaction", transaction.id), facts | time_facts(transaction))]
     if transaction.halves:
-        call.out.grid(grid_of(HALVES, transaction.halves))
+        tables.append(grid_of(HALVES, transaction.halves))
+    call.out.result(fields_of(transaction), *tables)
 
 
 def _due_text(half: HalfTask) -> str:
@@ -597,13 +593,9 @@ def _due_text(half: HalfTask) -> str:
     return f"{half.delay_ms} ms after the commit" if is_relative else format_time(half.due_ms)
 
 
-def _or_nothing(text: str | None) -> str:
-    return text or ""
-
-
 HALVES = (
-    column("topic"), Column("due", _due_text), column("key", show=_or_nothing),
-    column("tag", show=_or_nothing), *count_columns("bytes"),
+    column("topic"), Column("due", _due_text), *text_columns("key", "tag"),
+    *count_columns("bytes"),
 )  # fmt: skip
 
 
@@ -623,14 +615,9 @@ commit_transaction = declared("commit_transaction", _show_committed)
 rollback_transaction = declared("rollback_transaction", _show_rolled_back)
 
 
-def transaction_fields(transaction: TransactionInfo) -> dict[str, Any]:
-    """Return a transaction for ``--json``."""
-    return fields_of(transaction, without="halves")
-
-
 list_transactions = listed(
     "list_transactions",
     "List undecided transactions. A parked transaction needs your decision, because its checks have"
     " ended without an answer.",
-    COLUMNS, transaction_fields, "no matching transactions", SPARE,
+    COLUMNS, nothing="no matching transactions", spare=SPARE,
 )  # fmt: skip

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 from tickwheel.api.kinds import Body, Moment, Policy, Properties, Span, Whole
 from tickwheel.api.policies import policy_wire
-from tickwheel.api.schedules import NewSchedule
+from tickwheel.api.schedules import NewSchedule, ScheduleRun
 from tickwheel.api.tasks import kept_options
 from tickwheel.api.times import local_time
 from tickwheel.cli.call import EXIT_FAILED, Call, ask_person, can_ask
@@ -35,7 +35,6 @@ from tickwheel.cli.options import (
 )
 from tickwheel.cli.output import (
     Column,
-    Grid,
     Listing,
     column,
     count_columns,
@@ -43,6 +42,7 @@ from tickwheel.cli.output import (
     fields_of,
     format_count,
     format_time,
+    grid_of,
     iso_time,
     stored_fields,
     stored_text,
@@ -64,13 +64,10 @@ async def list_(call: Call) -> None:
     """List schedules with their timing, next time and number of runs."""
     async with call.client() as client:
         schedules = [schedule async for schedule in client.list_schedules()]
-    Listing.of(call.out, COLUMNS, schedule_fields).show(schedules)
+    Listing(call.out, COLUMNS, schedule_fields).show(schedules)
 
 
 def _show(call: Call, request: Mapping[str, Any], schedule: ScheduleInfo) -> None:
-    if call.out.as_json:
-        call.out.record(schedule_fields(schedule))
-        return
     raw = schedule.raw
     facts = {
         "schedule": schedule.name,
@@ -84,14 +81,18 @@ def _show(call: Call, request: Mapping[str, Any], schedule: ScheduleInfo) -> Non
     }
     grid = facts_grid(("field", "value"), facts)
     grid.rows += [("next", format_time(at)) for at in raw.get("planned_ms") or ()]
-    call.out.grid(grid)
-    runs = Grid(("planned", "outcome", "task", "state"))
-    for run in raw.get("recent") or ():
-        times = f" ({run['occurrences']})" if run["occurrences"] > 1 else ""
-        task = (str(run["id"] or ""), str(run["state"] or ""))
-        runs.rows.append((format_time(run["planned_ms"]), f"{run['outcome']}{times}", *task))
-    if runs.rows:
-        call.out.grid(runs)
+    tables = [grid, *([grid_of(RUNS, schedule.recent)] if schedule.recent else [])]
+    call.out.result(schedule_fields(schedule), *tables)
+
+
+def _outcome(run: ScheduleRun) -> str:
+    return f"{run.outcome} ({run.occurrences})" if run.occurrences > 1 else run.outcome
+
+
+RUNS = (
+    column("planned", "planned_ms", format_time), Column("outcome", _outcome), column("task", "id"),
+    column("state"),
+)  # fmt: skip
 
 
 async def next_(
@@ -297,13 +298,12 @@ COLUMNS = (
 
 def schedule_fields(schedule: ScheduleInfo) -> dict[str, Any]:
     """Return a schedule for ``--json``, with body, ids and times also as text."""
-    fields = fields_of(schedule, without="body")
+    fields = fields_of(schedule)
+    del fields["body"]
     stored = stored_fields(schedule.topic, schedule.body, encoding_of(schedule))
     if (encoding := stored.pop("encoding")) is not None:
         fields["task"] = {**fields["task"], "encoding": encoding}
     fields |= stored
-    if fields.get("recent") is not None:
-        fields["recent"] = [{**run, "id": run["id"] and str(run["id"])} for run in fields["recent"]]
     if "planned_ms" in schedule.raw:
         planned_ms = list(schedule.raw["planned_ms"])
         fields |= {"planned_ms": planned_ms, "planned": list(map(iso_time, planned_ms))}
