@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, Unpack, cast
 
-from tickwheel.api.kinds import BODY, NAME, Moment, Properties, Span, Whole
+from tickwheel.api.kinds import BODY, NAME, FieldKind, Moment, Properties, Span, Whole
 from tickwheel.api.tasks import TaskFields
 from tickwheel.api.times import moment
 from tickwheel.api.transactions import HalfTask
@@ -284,7 +284,9 @@ class _Counted:
 
 DUE = {"delay": Span(), "at": Moment(), "delay_level": TaskFields.field("delay_level").kind}
 """The fields of which one says when a task is due."""
-KINDS = {"topic": NAME, "body": BODY, **DUE} | {f.python: f.kind for f in TaskFields.fields()}
+KINDS: dict[str, FieldKind] = {
+    "topic": NAME, "body": BODY, **DUE, **{f.python: f.kind for f in TaskFields.fields()}
+}  # fmt: skip
 OTHER_FORMS = {"body_base64": "body", "due_ms": "at", "delay_ms": "delay"} | {
     field.name: field.python for field in TaskFields.fields() if field.name != field.python
 }

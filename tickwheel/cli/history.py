@@ -14,13 +14,20 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict, Unpack
 
 from tickwheel import environment
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, Default, limit_file_mode, offline
-from tickwheel.cli.options import LimitOption, duration, flag, option, parse_id, past_time_option
+from tickwheel.cli.options import (
+    LimitOption,
+    duration,
+    flag,
+    one_of,
+    option,
+    parse_id,
+    past_time_option,
+)
 from tickwheel.cli.output import (
     BODY_SHOWN_MAX,
     ROWS_SHOWN,
@@ -322,11 +329,7 @@ COLUMNS = (
 SHOWN_IDS_MAX = 10
 
 
-class Overdue(StrEnum):
-    """What to do with restored tasks that are already due."""
-
-    INCLUDE = "include"
-    SKIP = "skip"
+OVERDUE = INCLUDE, SKIP = "include", "skip"
 
 
 @offline("The report as JSON.")
@@ -344,8 +347,8 @@ def restore(
         list[int] | None, option("Only this task; can be repeated.", "ID", "--id", parse=parse_id)
     ] = None,
     overdue: Annotated[
-        Overdue, option("Tasks that are already due: deliver them at once, or leave them out.")
-    ] = Overdue.INCLUDE,
+        str, one_of(OVERDUE, "Tasks that are already due: deliver them at once, or leave them out.")
+    ] = INCLUDE,
     allow_missing_bodies: Annotated[bool, flag("Leave out tasks that cannot be restored.")] = False,
     dry_run: Annotated[bool, flag("Print what would be restored; write nothing.")] = False,
     shard: Annotated[
@@ -368,7 +371,7 @@ def restore(
         backup=backup,
         history=tuple(history or filter(None, [environment.value(DIR_ENV)])),
         ids=frozenset(ids) if ids else None,
-        include_overdue=overdue is Overdue.INCLUDE,
+        include_overdue=overdue == INCLUDE,
         allow_missing_bodies=allow_missing_bodies,
         dry_run=dry_run,
         shard=shard,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from tickwheel import environment
 from tickwheel.api.nodes import NodeInfo
@@ -42,7 +42,8 @@ async def list_shards(call: Call) -> int:
     answers = await asyncio.gather(*(_answer(call, url) for url in urls))
     if not urls:
         answers = list((await statuses(call.url, token=call.token, name=CLIENT_NAME)).items())
-    infos, rows = {info.shard: info for info in shards}, []
+    infos = {info.shard: info for info in shards}
+    rows: list[dict[str, Any]] = []
     for shard, (url, answer) in enumerate(answers):
         row = status_row((url, answer)) | {"shard": shard}
         fields = {"shard": shard, **row["fields"]}

@@ -55,6 +55,7 @@ from tickwheel.cli.options import (
     duration,
     flag,
     group_keywords,
+    one_of,
     option,
 )
 from tickwheel.cli.output import (
@@ -124,10 +125,7 @@ class DeliveryOptions(TypedDict, total=False):
     retry: RetryOption
     ack: Annotated[
         str,
-        option(
-            "on_delivery: at most once. The daemon finishes a task before it sends it.",
-            "manual|on_delivery",
-        ),
+        one_of(ACKS, "on_delivery: at most once. The daemon finishes a task before it sends it."),
         Default(MANUAL),
     ]
     broadcast: Annotated[
@@ -171,7 +169,11 @@ async def subscribe(
     if topic is None:
         raise BadRequest("give the topic as TOPIC or --topic")
     ack, broadcast = options.get("ack", MANUAL), options.get("broadcast", False)
-    _check(options, ack)
+    lease_s = options.get("lease", LEASE_DEFAULT_S)
+    if lease_s is not None and lease_s < LEASE_S_MIN:
+        raise BadRequest(f"--lease must be at least {LEASE_S_MIN} s, not {lease_s} s")
+    if "no_ack" in options and "exec_" in options:
+        raise BadRequest("--no-ack cannot be combined with --exec")
     if options.get("no_ack"):
         others = {name: value for name, value in options.items() if name != "no_ack"}
         others |= {"group": group, "ack": None if ack == MANUAL else ack}
@@ -193,7 +195,6 @@ async def subscribe(
     if not broadcast:
         keywords |= {"group": group or GROUP_DEFAULT, "ack": ack}
     if settles:
-        lease_s = options.get("lease", LEASE_DEFAULT_S)
         keywords |= {"lease": lease_s, "retry": options.get("retry")}
     stop = _stop_on_signals()
     async with call.client() as client, client.subscribe(topic, **keywords) as deliveries:
@@ -201,16 +202,6 @@ async def subscribe(
             remark(new.describe(deliveries.topic, deliveries.group))
         _show_log()
         await receiver.run(deliveries, max_, stop)
-
-
-def _check(options: DeliveryOptions, ack: str) -> None:
-    lease = options.get("lease")
-    if "no_ack" in options and "exec_" in options:
-        raise BadRequest("--no-ack cannot be combined with --exec")
-    if lease is not None and lease < LEASE_S_MIN:
-        raise BadRequest(f"--lease must be at least {LEASE_S_MIN} s, not {lease} s")
-    if ack not in ACKS:
-        raise BadRequest(f"--ack must be one of {', '.join(ACKS)}, not {ack!r:.40}")
 
 
 def _refuse(options: Mapping[str, Any], why: str) -> None:

@@ -39,7 +39,7 @@ from urllib.parse import urlsplit
 
 from tickwheel import environment
 from tickwheel.cli.call import Call
-from tickwheel.cli.options import duration, flag, option, past_time_option
+from tickwheel.cli.options import duration, flag, one_of, option, past_time_option
 from tickwheel.cli.output import (
     OLDEST,
     STATES,
@@ -80,7 +80,6 @@ if TYPE_CHECKING:
 
 
 SORTS = ("busy", "name", "scheduled", "ready", "in-flight", "waiting", "dead", "age")
-SORT_HELP = f"Order of rows, largest first (name: alphabetical): {', '.join(SORTS)}."
 _SORT_FIELDS = {"busy": "delivered_per_s", "in-flight": "in_flight", "age": "oldest_ready_ms"}
 INTERVAL_S = 1.0
 INTERVAL_S_MIN = 0.05
@@ -92,7 +91,9 @@ async def top(
     call: Call,
     interval: Annotated[float | None, duration("Time between two pictures. Default: 1s.")] = None,
     once: Annotated[bool, flag("Show one picture, with rates over one interval.")] = False,
-    sort: Annotated[str, option(SORT_HELP, "BY")] = "busy",
+    sort: Annotated[
+        str, one_of(SORTS, "Order of rows, largest first (name: alphabetical).", "BY")
+    ] = "busy",
 ) -> None:
     """Watch topics and groups: rates, ready, in flight, waiting for a retry, dead, lateness.
 
@@ -103,8 +104,6 @@ async def top(
     interval_s = INTERVAL_S if interval is None else interval
     if interval_s < INTERVAL_S_MIN:
         raise BadRequest(f"--interval must be at least {INTERVAL_S_MIN:g} s, not {interval_s:g} s")
-    if sort not in SORTS:
-        raise BadRequest(f"--sort must be one of {', '.join(SORTS)}, not {sort!r:.40}")
     meter = Meter(sort)
     async with call.client(retries=0) as client:
         if once:
