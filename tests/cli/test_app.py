@@ -142,7 +142,7 @@ def test_a_bad_line_in_a_file_stops_before_anything_is_sent(
     source.write_text('{"body": "a"}\n{"body": "b", "priority": 999}\n')
     # No daemon is there: would it have tried to connect, the exit code would be 3.
     assert run(["--url", "tcp://127.0.0.1:1", "enqueue", "orders", "--from", str(source)]) == 2
-    assert "line 2: field priority" in capsys.readouterr().err
+    assert "line 2: task.priority" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", COMMANDS)

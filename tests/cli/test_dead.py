@@ -14,7 +14,7 @@ from tickwheel.api.frames import FrameType as T
 from tickwheel.cli import tasks
 from tickwheel.cli.call import Call
 from tickwheel.cli.output import Output
-from tickwheel.cli.tasks import Selection, Tally, chunk_size, pause_s, purge, requeue
+from tickwheel.cli.tasks import chunk_size, pause_s, purge, requeue
 from tickwheel.errors import BadRequest, Refused
 
 
@@ -40,15 +40,6 @@ def test_chunk_pause_keeps_the_requested_rate(
     done: int, elapsed_s: float, rate: float | None, wait_s: float
 ) -> None:
     assert pause_s(done, elapsed_s, rate) == pytest.approx(wait_s)
-
-
-def test_tally_counts_unexpected_statuses() -> None:
-    tally = Tally("requeued")
-    tally.statuses.update(["requeued"] * 1_200 + ["unknown"])
-    assert tally.sentence().startswith("1,200 requeued, 1 unknown in ")
-    fields = tally.fields()
-    assert (fields["matched"], fields["requeued"], fields["unknown"]) == (1_201, 1_200, 1)
-    assert Tally("deleted").fields()["deleted"] == 0
 
 
 async def test_requeue_skips_dead_letters_made_after_it_started(
@@ -119,12 +110,6 @@ async def test_requeue_with_invalid_options_settles_nothing(
     call = Call("tcp://127.0.0.1:1", None, Output(as_json=True))
     with pytest.raises(BadRequest, match=named):
         await requeue(call, **given)
-
-
-def test_an_empty_selection_selects_all() -> None:
-    assert Selection().query() == {}
-    assert Selection(topic="t").counted
-    assert not Selection(reason="x").counted
 
 
 async def test_purge_without_a_terminal_refuses_and_says_how_many(

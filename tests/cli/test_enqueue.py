@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.cli.enqueue import BadLine, Defaults, read_csv, read_task, read_tasks
+from tickwheel.cli.enqueue import BadLine, read_csv, read_task, read_tasks
 from tickwheel.cli.options import rule_of
 from tickwheel.cli.output import body_fields
 from tickwheel.client import IfPending, Retry, Task
 from tickwheel.errors import BadRequest
 
-TOPIC = Defaults(topic="orders")
+TOPIC: dict[str, Any] = {"topic": "orders"}
 
 
 def _line(**fields: Any) -> bytes:
@@ -29,7 +29,7 @@ def test_a_line_can_set_every_field() -> None:
             topic="t", body="hello", delay="1m", key="k", tag="g", properties={"a": "b"},
             priority=9, ttl=60, retry="fixed:delay=5s,retries=2",
         ),
-        Defaults(),
+        {},
     )  # fmt: skip
     assert (task.topic, task.body, task.delay, task.at) == ("t", b"hello", 60.0, None)
     assert (task.key, task.tag, task.properties) == ("k", "g", {"a": "b"})
@@ -38,18 +38,18 @@ def test_a_line_can_set_every_field() -> None:
 
 
 def test_an_order_key_in_a_line_overrides_the_option() -> None:
-    defaults = Defaults("orders", order_key="a")
+    defaults = {**TOPIC, "order_key": "a"}
     assert read_task(_line(body="x", order_key="b"), defaults).order_key == "b"
     assert read_task(_line(body="x"), defaults).order_key == "a"
     assert read_task(_line(body="x"), TOPIC).order_key is None
-    with pytest.raises(ValueError, match="field order_key: must be a non-empty string"):
-        read_task(_line(body="x", order_key=""), TOPIC)
+    with pytest.raises(ValueError, match="task.order_key must be a string, not 7"):
+        read_task(_line(body="x", order_key=7), TOPIC)
 
 
 def test_a_retry_policy_can_be_a_map_or_an_option() -> None:
     given = {"kind": "table", "delays_ms": [1, 2]}
     assert read_task(_line(body="x", retry=given), TOPIC).retry == Retry.of(given)
-    defaults = Defaults("orders", retry=Retry.named("none"))
+    defaults = {**TOPIC, "retry": Retry.named("none")}
     assert read_task(_line(body="x"), defaults).retry == Retry.named("none")
     assert read_task(_line(body="x", retry="rocketmq"), defaults).retry == Retry.named("rocketmq")
 
@@ -58,20 +58,21 @@ def test_if_pending_can_be_a_word_or_an_object() -> None:
     given = {"action": "replace", "window": "10m", "due": "later", "max_wait": 90}
     rule = IfPending("replace", window=600.0, due="later", max_wait=90.0)
     assert read_task(_line(body="x", key="k", if_pending=given), TOPIC).if_pending == rule
-    assert read_task(_line(body="x", if_pending="keep"), TOPIC).if_pending == IfPending("keep")
-    defaults = Defaults("orders", if_pending=rule)
-    assert read_task(_line(body="x"), defaults).if_pending == rule
+    keep = _line(body="x", key="k", if_pending="keep")
+    assert read_task(keep, TOPIC).if_pending == IfPending("keep")
+    defaults = {**TOPIC, "if_pending": rule}
+    assert read_task(_line(body="x", key="k"), defaults).if_pending == rule
     assert read_task(_line(body="x", if_pending="add"), defaults).if_pending == IfPending("add")
 
 
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (5, "if_pending must be an action or an object with an action, not 5"),
-        ({"window": 5}, "must be an action or an object with an action"),
+        (5, "the rule must be one of add, keep, replace, reject, or a map, not 5"),
+        ({"window": 5}, "the rule must be one of add, keep, replace, reject, not None"),
         (
             {"action": "keep", "windows": 5},
-            "windows is not a valid field; valid fields are action, window,",
+            "the rule: keep has no option 'windows'; its options: window_ms, unique_until",
         ),
         ({"action": "keep", "window": "soon"}, "if_pending: window: 'soon'"),
         ({"action": "keep", "window": True}, "window: True is not a duration"),
@@ -93,16 +94,16 @@ def test_coalescing_options_need_if_pending() -> None:
 
 
 def test_options_are_defaults_for_fields_missing_in_a_line() -> None:
-    defaults = Defaults(
-        "orders", delay=5.0, tag="tag", properties={"a": "1", "b": "2"}, priority=3, ttl=60.0
-    )
+    defaults = TOPIC | {
+        "delay": 5.0, "tag": "tag", "properties": {"a": "1", "b": "2"}, "priority": 3, "ttl": 60.0,
+    }  # fmt: skip
     task = read_task(_line(body="x", properties={"b": "3"}), defaults)
     assert (task.topic, task.delay, task.tag, task.priority) == ("orders", 5.0, "tag", 3)
     assert (task.properties, task.ttl) == ({"a": "1", "b": "3"}, 60.0)
 
 
 def test_a_lines_time_wins_over_the_options_delay() -> None:
-    task = read_task(_line(body="x", at="2030-01-01T00:00:00Z"), Defaults("orders", delay=5.0))
+    task = read_task(_line(body="x", at="2030-01-01T00:00:00Z"), {**TOPIC, "delay": 5.0})
     assert (task.delay, task.at) == (None, datetime(2030, 1, 1, tzinfo=UTC))
 
 
@@ -113,7 +114,10 @@ def test_a_lines_time_wins_over_the_options_delay() -> None:
         (b"\xff", "not UTF-8"),
         (b"[]", "must be a JSON object, not list"),
         (_line(body="x", dealy=1), "field dealy is not a valid field"),
-        (_line(body="x", body_base64="eA=="), "field body: give either body or body_base64"),
+        (
+            _line(body="x", body_base64="eA=="),
+            "field body_base64: give either body or body_base64, not both",
+        ),
         *((_line(body=body), "field body: must be a string") for body in (1, 0, [], {}, False)),
         (_line(body="\ud800"), "field body: must not contain half a surrogate pair"),
         (_line(body_base64="!"), "field body_base64: not valid base64"),
@@ -124,12 +128,18 @@ def test_a_lines_time_wins_over_the_options_delay() -> None:
         (_line(body="x", delay="soon"), "field delay: 'soon' is not a duration"),
         (_line(body="x", at=5), "field at: must be a string, not 5"),
         (_line(body="x", at="soon"), "field at: 'soon' is not an ISO-8601"),
-        (_line(body="x", at="2030-01-01", delay=1), "field at: give either delay or at"),
-        (_line(body="x", topic=""), "field topic: must be a non-empty string"),
-        (_line(body="x", key=7), "field key: must be a non-empty string"),
-        (_line(body="x", priority=256), "field priority: must be an integer from 0 to 255, not"),
-        (_line(body="x", priority=True), "field priority: must be an integer from 0 to 255"),
-        (_line(body="x", properties={"a": [1]}), "field properties: must be an object of strings"),
+        (_line(body="x", at="2030-01-01", delay=1), "task must have only one of delay and at"),
+        (_line(body="x", topic=""), "task.topic must be 1 to 255 characters from"),
+        (_line(body="x", key=7), "task.key must be a string, not 7"),
+        (_line(body="x", key="k" * 256), "task.key has 256 characters; the limit is 255"),
+        (_line(body="x", if_pending="keep"), "task.if_pending is keep, which needs a key"),
+        (
+            _line(body="x", priority=256),
+            "task.priority must be an integer between 0 and 255, not 256",
+        ),
+        (_line(body="x", priority=True), "task.priority must be an integer between 0 and 255"),
+        (_line(body="x", properties=[]), "field properties: must be an object, not []"),
+        (_line(body="x", properties={"a": [1]}), "task.properties['a'] must be a string, number"),
         (
             _line(body="x", delay=1, delay_ms=1),
             "field delay_ms: give either delay or delay_ms, not both",
@@ -141,10 +151,13 @@ def test_a_lines_time_wins_over_the_options_delay() -> None:
         ),
         (_line(body="x", due_ms=2**51), "field due_ms: 2251799813685248 is not a valid time"),
         (_line(body="x", ttl="x"), "field ttl: 'x' is not a duration"),
-        (_line(body="x", delay_level=0), "field delay_level: must be an integer from 1 to 214748"),
+        (
+            _line(body="x", delay_level=0),
+            "task.delay_level must be an integer between 1 and 214748",
+        ),
         (
             _line(body="x", delay_level=1, delay=1),
-            "field delay_level: give only one of delay_level",
+            "task must have only one of delay_level, delay and at",
         ),
         (_line(body="x", retry=5), "field retry: a retry policy must be a SPEC or an object"),
         (
@@ -162,7 +175,7 @@ def test_a_bad_line_names_line_and_field(line: bytes, problem: str) -> None:
 
 def test_a_delay_level_in_a_line_overrides_the_option() -> None:
     assert read_task(_line(body="x", delay_level=3), TOPIC).delay_level == 3
-    defaults = Defaults("orders", delay_level=4)
+    defaults = {**TOPIC, "delay_level": 4}
     assert read_task(_line(body="x"), defaults).delay_level == 4
     timed = read_task(_line(body="x", delay=5), defaults)
     assert (timed.delay, timed.delay_level) == (5, None)
@@ -170,7 +183,7 @@ def test_a_delay_level_in_a_line_overrides_the_option() -> None:
 
 def test_a_line_without_any_topic_is_refused() -> None:
     with pytest.raises(ValueError, match="field topic: missing"):
-        read_task(_line(body="x"), Defaults())
+        read_task(_line(body="x"), {})
 
 
 def test_sizes_add_up_to_the_input_with_its_empty_lines() -> None:
@@ -220,6 +233,7 @@ def test_csv_rows_equal_json_lines() -> None:
     [
         (b"topic,colour\n", "line 1: field colour is not a valid field"),
         (b"topic,body,topic\n", "line 1: field topic is repeated"),
+        (b"key,ttl\na,5m\nb,soon\n", "line 3: field ttl: 'soon' is not a duration"),
         (b"key,priority\na,1\nb,high\n", "line 3: field priority: must be an integer"),
         (b"key,priority\na,1.0\n", "line 2: field priority: must be an integer"),
         (b"key,due_ms\na,soon\n", "line 2: field due_ms: must be an integer"),

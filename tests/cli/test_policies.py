@@ -10,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.cli.options import parse_retry
-from tickwheel.cli.output import describe_policy, format_policy, short_policy, spec_duration
+from tickwheel.cli.output import describe_policy, format_policy, short_policy
 from tickwheel.client import Retry
-from tickwheel.model.policies import RETRIES_MAX, SPEC_FIELDS, parse_policy, policy_of_json
+from tickwheel.model.policies import (
+    RETRIES_MAX,
+    SPEC_FIELDS,
+    duration_spec,
+    parse_policy,
+    policy_of_json,
+)
 
 EXPONENTIAL = {
     "kind": "exponential", "base_ms": 10_000, "factor": 2.0, "cap_ms": 7_200_000, "retries": 16,
@@ -156,7 +162,7 @@ def test_any_text_is_a_policy_or_a_value_error(text: str) -> None:
     [(0, "0s"), (500, "500ms"), (90_000, "1m30s"), (7_200_000, "2h"), (86_400_001, "1d1ms")],
 )
 def test_exact_durations(ms: int, text: str) -> None:
-    assert spec_duration(ms) == text
+    assert duration_spec(ms) == text
 
 
 def test_every_kind_of_the_client_can_be_written() -> None:

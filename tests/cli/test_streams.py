@@ -15,7 +15,7 @@ from tickwheel.api.bulk import BulkInfo
 from tickwheel.cli import enqueue
 from tickwheel.cli.app import EXIT_INTERRUPTED, run
 from tickwheel.cli.call import Call
-from tickwheel.cli.enqueue import BadLine, Defaults, read_tasks
+from tickwheel.cli.enqueue import BadLine, read_tasks
 from tickwheel.cli.output import Output
 from tickwheel.cli.tasks import follow_bulk
 from tickwheel.client import Receipt, encodings
@@ -87,7 +87,7 @@ def test_a_body_on_stdin_is_read_up_to_its_limit(monkeypatch: pytest.MonkeyPatch
 def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enqueue, "LINE_BYTES_MAX", 40)
     lines = io.BytesIO(b'{"topic":"t","body":"a"}\n' + b"y" * 1_000)
-    tasks = read_tasks(enqueue._Counted(lines), Defaults(None))
+    tasks = read_tasks(enqueue._Counted(lines), {})
     assert next(tasks)[0].topic == "t"
     with pytest.raises(BadLine, match="2.*the limit is 40"):
         next(tasks)
@@ -145,7 +145,7 @@ async def test_an_interrupted_file_of_tasks_says_how_to_go_on(
 
     call = Call("tcp://127.0.0.1:1", None, Output(as_json=False))
     sending = asyncio.ensure_future(
-        enqueue._send(call, cast("Any", Asked()), lines, Defaults(None), lambda **_: None)
+        enqueue._send(call, cast("Any", Asked()), lines, {}, lambda **_: None)
     )
     await under_way.wait()
     sending.cancel()

@@ -12,7 +12,7 @@ from tickwheel.cli import enqueue, schedules, subscribe, tasks
 from tickwheel.cli.groups import SPARE, TOPICS, group_columns
 from tickwheel.cli.history import report_grid
 from tickwheel.cli.output import Grid, grid_of, table_of
-from tickwheel.cli.serve import tokens_grid
+from tickwheel.cli.serve import TOKENS_SPARE, token_columns
 from tickwheel.cli.top import Meter, rows_grid, stats_topics_grid
 
 TERMINAL = 80
@@ -101,7 +101,7 @@ TABLES: dict[str, tuple[Grid, str]] = {
     ),
     "token list": (
         _with(
-            tokens_grid(),
+            grid_of(token_columns({}, 0), spare=TOKENS_SPARE),
             ("8f3a2b1c", "shop", "read, consume orders.*", AT, f"{AT} (expired)", AT),
         ),
         "id name scopes expires last used",

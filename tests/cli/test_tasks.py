@@ -11,14 +11,7 @@ from support.fake_daemon import FakeDaemon
 from tickwheel.api.frames import FrameType as T
 from tickwheel.cli.app import run
 from tickwheel.cli.call import EXIT_USAGE
-from tickwheel.cli.tasks import named_failures, verdict
-
-
-def test_failures_get_names() -> None:
-    assert named_failures([[1, 5, "exit code 1"]]) == [
-        {"attempt": 1, "at_ms": 5, "reason": "exit code 1"}
-    ]
-
+from tickwheel.cli.tasks import verdict
 
 EXPLAINED = {
     "id": 7, "topic": "t", "cause": "key_busy", "detail": "It waits\x1b.", "group": "g",

@@ -73,21 +73,23 @@ def test_troubles_are_shown_above_the_table() -> None:
 def test_rates_divide_by_the_daemons_clock() -> None:
     meter = Meter()
     first = meter.read(_stats(10.0, a=_topic(enqueued=100, groups={"g": _group(acked=7)})))
-    assert first.rates == {"enqueued": None, "delivered": None, "acked": None}
+    names = ("enqueued_per_s", "delivered_per_s", "acked_per_s")
+    assert first.rates == dict.fromkeys(names)
     second = meter.read(
         _stats(12.0, a=_topic(enqueued=150, delivered=10, groups={"g": _group(acked=17)}))
     )
-    assert second.rates == {"enqueued": 25.0, "delivered": 5.0, "acked": 0.0}
-    ((topic, (group,)),) = second.topics
-    assert (topic.enqueued_per_s, topic.delivered_per_s) == (25.0, 5.0)
-    assert group.acked_per_s == 5.0
+    assert second.rates == dict(zip(names, (25.0, 5.0, 0.0), strict=True))
+    (topic,) = second.topics
+    (group,) = topic["groups"]
+    assert (topic["enqueued_per_s"], topic["delivered_per_s"]) == (25.0, 5.0)
+    assert group["acked_per_s"] == 5.0
 
 
 def test_a_new_topic_counts_from_zero() -> None:
     meter = Meter()
     meter.read(_stats(10.0))
     frame = meter.read(_stats(11.0, new=_topic(enqueued=8)))
-    assert frame.topics[0][0].enqueued_per_s == 8.0
+    assert frame.topics[0]["enqueued_per_s"] == 8.0
 
 
 @pytest.mark.parametrize(
@@ -101,11 +103,11 @@ def test_a_new_topic_counts_from_zero() -> None:
 def test_a_restart_leaves_rates_unknown(after: dict[str, Any]) -> None:
     meter = Meter()
     meter.read(_stats(10.0, a=_topic(enqueued=5)))
-    assert meter.read(after).rates["enqueued"] is None
+    assert meter.read(after).rates["enqueued_per_s"] is None
 
 
 def _order(frame: Frame) -> list[str]:
-    return [topic.topic for topic, _ in frame.topics]
+    return [topic["topic"] for topic in frame.topics]
 
 
 def test_rows_are_sorted_largest_first_and_by_name_where_equal() -> None:
@@ -236,13 +238,11 @@ def test_a_filter_keeps_topics_for_their_groups() -> None:
     groups = {"Mail": _group(ready=1), "bills": _group(ready=2)}
     frame = Meter().read(_stats(orders=_topic(groups=groups), mailing=_topic(), x=_topic(ready=9)))
     result = arranged(frame, "name", "mail")
-    shown = [(topic.topic, [group.group for group in of]) for topic, of in result.topics]
+    shown = [(row["topic"], [group["group"] for group in row["groups"]]) for row in result.topics]
     assert shown == [("mailing", []), ("orders", ["Mail"])]
-    assert [topic.topic for topic, _ in arranged(frame, "ready", "").topics] == [
-        "x", "mailing", "orders",
-    ]  # fmt: skip
+    assert _order(arranged(frame, "ready")) == ["x", "mailing", "orders"]
     (whole,) = arranged(frame, "ready", "ORDER").topics
-    assert [group.group for group in whole[1]] == ["bills", "Mail"]
+    assert [group["group"] for group in whole["groups"]] == ["bills", "Mail"]
 
 
 def test_a_screen_that_begins_among_groups_names_their_topic() -> None:

@@ -55,12 +55,12 @@ def test_a_duration_that_cannot_be_counted_is_refused() -> None:
 
 def test_a_time_with_a_zone_is_that_moment() -> None:
     expected = datetime(2030, 1, 31, 8, 0, tzinfo=UTC)
-    assert options.parse_at("2030-01-31T09:00:00+01:00") == expected
-    assert options.parse_at("2030-01-31T08:00Z") == expected
+    assert options.parse_time("2030-01-31T09:00:00+01:00") == expected
+    assert options.parse_time("2030-01-31T08:00Z") == expected
 
 
 def test_a_time_without_a_zone_is_local() -> None:
-    result = options.parse_at("2030-01-31T09:00")
+    result = options.parse_time("2030-01-31T09:00")
     assert result.tzinfo is not None
     assert result == datetime(2030, 1, 31, 9, 0).astimezone()  # local is the point
 
@@ -68,7 +68,7 @@ def test_a_time_without_a_zone_is_local() -> None:
 @pytest.mark.parametrize("text", ["", "tomorrow", "2030-13-01", "12:00", "0001-01-01T00:00:00x"])
 def test_an_invalid_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="ISO-8601"):
-        options.parse_at(text)
+        options.parse_time(text)
 
 
 def test_ids_are_parsed() -> None:

@@ -690,7 +690,7 @@ CHANGES = {
     "order_retry": "--order-retry 2000ms",
     "order_attempts": "--order-attempts 4", "order_failure": "--order-failure dead",
     "fair_by": "--fair-by tag", "limit_each": "--limit-each 4", "rate_each": "--rate-each 4.0",
-    "retry": "fixed:delay=6000ms,retries=3,jitter=0.0",
+    "retry": "fixed:delay=6s,retries=3,jitter=0",
 }  # fmt: skip
 
 

@@ -162,7 +162,7 @@ def test_invalid_schedules_are_one_line_errors(daemon: Daemon, tmp_path: Path) -
     for text, words in {
         "[schedule.a]\nevery='5s'": "topic is missing",
         "[schedule.a]\ntopic='t'\never='5s'": "ever is not a valid field",
-        "[schedule.a]\ntopic=5": "topic has the wrong type: 5",
+        "[schedule.a]\ntopic=5": "topic must be 1 to 255 characters",
         "[other]": "must contain only tables [schedule.NAME]",
         "x": "wrong.toml",
     }.items():

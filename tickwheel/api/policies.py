@@ -26,6 +26,7 @@ from tickwheel.model.policies import (
     InvalidPolicy,
     check_number,
     checked_rule,
+    policy_spec,
 )
 
 TABLES: Mapping[str, tuple[int, ...]] = {"rocketmq": ROCKETMQ_MS}
@@ -139,19 +140,7 @@ class Retry:
 
     def spec(self) -> str:
         """Return the policy as the command line's SPEC, such as ``fixed:delay=500ms,retries=3``."""
-        wire = self.to_wire()
-        if isinstance(wire, str):
-            return wire
-        if "delays_ms" in wire:
-            delays = ",".join(f"{delay_ms}ms" for delay_ms in wire["delays_ms"])
-            retries = wire.get("retries")
-            return f"table:{delays}" + ("" if retries is None else f";retries={retries}")
-        parts = [
-            f"{name.removesuffix('_ms')}={value}{'ms' * name.endswith('_ms')}"
-            for name, value in wire.items()
-            if name != "kind" and value is not None
-        ]
-        return f"{wire['kind']}:{','.join(parts)}" if parts else str(wire["kind"])
+        return policy_spec(self.to_wire())
 
     def __repr__(self) -> str:
         pairs = [f"{name}={getattr(self, name)}" for name in ("name", *_NUMBERS)]

@@ -260,7 +260,7 @@ VERBS: Final = (
     Verb("list_schedules", NamesPage, ScheduleList, _READ, "List schedules",
          "Return all schedules, ordered by name.",
          FrameType.SCHEDULE_LIST, path="GET /v1/schedules", tag=_TAG, pages="schedules",
-         methods=(Method("list_schedules"),), routing=Routing.PAGES),
+         methods=(Method("list_schedules"),), command="schedule list", routing=Routing.PAGES),
     Verb("show_schedule", ScheduleLook, ScheduleInfo, _READ,
          "Show a schedule, its next times and newest runs",
          "Return one schedule with its next ``planned`` times and its newest runs. Raise NotFound"

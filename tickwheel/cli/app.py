@@ -243,7 +243,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run ``tickwheel ARGUMENTS…``. Return the exit code. Raise ModuleNotFoundError."""
     _fill_streams()
     code = _run(arguments)
-    return code if _is_written() else code or EXIT_FAILED
+    # Unwritten data of stdout or stderr would fail again at the exit.
+    _flush(sys.stderr)
+    return code if _flush(sys.stdout) else code or EXIT_FAILED
 
 
 def _fill_streams() -> None:
@@ -266,14 +268,8 @@ def _fill_streams() -> None:
             setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115  # open until the process ends
 
 
-def _is_written() -> bool:
-    """Return whether stdout has accepted everything. Unwritten data of stdout or stderr would fail
-    again at the exit."""
-    _flush(sys.stderr)
-    return _flush(sys.stdout)
-
-
 def _flush(stream: TextIO) -> bool:
+    """Return whether the stream has accepted everything. If not, nothing more is written to it."""
     try:
         stream.flush()
     except (OSError, ValueError):
@@ -294,7 +290,12 @@ def _run(arguments: Sequence[str] | None) -> int:
         )
         return code if isinstance(code, int) else 0
     except typer.TyperException as error:
-        return _usage(error)
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "tickwheel"
+        message = _one_line(error.format_message()).rstrip(".")
+        if message:  # empty: the help was shown instead
+            remark(f"usage: {message} (see {path} --help)")
+        return int(error.exit_code)
     except TickwheelError as error:
         remark(f"{error.code}: {_one_line(error.message)}{_hint(error)}")
         return exit_code(error)
@@ -312,15 +313,6 @@ def _hint(error: TickwheelError) -> str:
     if type(error) is Unreachable:
         return "; is the daemon running? `tickwheel serve` starts it, --url sets another address"
     return ""
-
-
-def _usage(error: typer.TyperException) -> int:
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "tickwheel"
-    message = _one_line(error.format_message()).rstrip(".")
-    if message:  # empty: the help was shown instead
-        remark(f"usage: {message} (see {path} --help)")
-    return int(error.exit_code)
 
 
 def _one_line(text: str) -> str:

@@ -59,18 +59,19 @@ Command = Callable[..., Any]
 F = TypeVar("F", bound=Command)
 T = TypeVar("T")
 
-_Url = Annotated[
-    str | None, typer.Option("--url", metavar="URL", help=URL_HELP, rich_help_panel=SHARED)
-]
-_Token = Annotated[
-    str | None, typer.Option("--token", metavar="TOKEN", help=TOKEN_HELP, rich_help_panel=SHARED)
-]
-_Keys = Annotated[
-    str | None, typer.Option("--keys-file", metavar="FILE", help=KEYS_HELP, rich_help_panel=SHARED)
-]
-_Json = Annotated[bool, typer.Option("--json", help=JSON_HELP, rich_help_panel=SHARED)]
-
-
+_PANEL: dict[str, Any] = {"rich_help_panel": SHARED}
+_SHARED: dict[str, Any] = {
+    "url": Annotated[str | None, typer.Option("--url", metavar="URL", help=URL_HELP, **_PANEL)],
+    "token": Annotated[
+        str | None, typer.Option("--token", metavar="TOKEN", help=TOKEN_HELP, **_PANEL)
+    ],
+    "keys_file": Annotated[
+        str | None, typer.Option("--keys-file", metavar="FILE", help=KEYS_HELP, **_PANEL)
+    ],
+    "as_json": Annotated[bool, typer.Option("--json", help=JSON_HELP, **_PANEL)],
+}
+"""The options that all commands share, by the parameters of ``merge``."""
+CLIENT_NAME = "tickwheel-cli"
 CONNECT_S = 3.0
 """Seconds that a command searches for a daemon."""
 
@@ -98,7 +99,7 @@ class Call:
         """Return a client that is not connected, for ``async with``. It waits less long for a
         missing daemon than the client of a program."""
         options = {"connect_timeout": CONNECT_S, **options}
-        return Client(self.url, token=self.token, name="tickwheel-cli", **options)
+        return Client(self.url, token=self.token, name=CLIENT_NAME, **options)
 
     async def ask(self, question: Callable[[Client], Awaitable[T]]) -> T:
         """Return the daemon's answer to one request."""
@@ -108,8 +109,8 @@ class Call:
     async def listed(
         self,
         limit: int | None,
-        find: Callable[[Client, int | None], AsyncIterator[T]],
-        listing: Listing[T],
+        find: Callable[[Client, int | None], AsyncIterator[Any]],
+        listing: Listing,
     ) -> None:
         """Show the items that ``find(client, count)`` yields."""
         async with self.client() as client:
@@ -202,7 +203,6 @@ def command(
 
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
-_SHARED = ("url", "token", "keys_file", "as_json")
 
 
 def _named(parameter: inspect.Parameter) -> inspect.Parameter:
@@ -219,16 +219,13 @@ def _named(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def _shared_parameters(function: Command) -> list[inspect.Parameter]:
-    kinds: dict[str, tuple[Any, Any]] = {
-        "url": (_Url, None), "token": (_Token, None), "keys_file": (_Keys, None),
-        "as_json": (_Json, False),
-    }  # fmt: skip
+    options = _SHARED
     if hasattr(function, "json_help"):
         json_flag = Annotated[bool, typer.Option("--json", help=function.json_help)]
-        kinds = {"as_json": (json_flag, False)} if function.json_help is not None else {}
+        options = {"as_json": json_flag} if function.json_help is not None else {}
     return [
-        inspect.Parameter(name, _KEYWORD, annotation=kind, default=default)
-        for name, (kind, default) in kinds.items()
+        inspect.Parameter(n, _KEYWORD, annotation=kind, default=False if n == "as_json" else None)
+        for n, kind in options.items()
     ]
 
 

@@ -60,8 +60,12 @@ def declared(
         except Conflict as conflict:
             if "force" not in fields or "force" in request or conflict.message.endswith(FIRST):
                 raise
+            if not can_ask(call):
+                raise Conflict(f"{conflict.message}; --force deletes it with them") from None
+            call.out.remark(conflict.message)
             subject = " of ".join(f"{n} {request[n]}" for n in reversed(_arguments(verb)))
-            if not _may_force(call, conflict, f"Delete {subject} with its contents?"):
+            if not ask_person(f"Delete {subject} with its contents?"):
+                call.out.remark("nothing was deleted")
                 return EXIT_FAILED
             request["force"] = True
             answer = await call.ask(lambda client: getattr(client, method)(**request))
@@ -70,17 +74,6 @@ def declared(
     # A list of commands shows only the first sentence. Errors are those of the client's method.
     text = (verb.text or f"{verb.summary}.").partition(" Raise ")[0].replace("``", "`")
     return _command(verb, text.replace(". ", ".\n\n", 1) + f"\n\n{note}", run, fields, time_option)
-
-
-def _may_force(call: Call, conflict: Conflict, question: str) -> bool:
-    """Return whether a person says yes to ``--force``. A script gets the conflict as an error."""
-    if not can_ask(call):
-        raise Conflict(f"{conflict.message}; --force deletes it with them") from None
-    call.out.remark(conflict.message)
-    if not ask_person(question):
-        call.out.remark("nothing was deleted")
-        return False
-    return True
 
 
 def listed(
@@ -118,7 +111,7 @@ def listed(
             return getattr(client, method)(**request, limit=count)
 
         remark = nothing.format(**request) or None
-        listing = Listing.of(call.out, columns, lambda one: labels | fields(one), remark, spare)
+        listing = Listing(call.out, columns, lambda one: labels | fields(one), remark, spare)
         await call.listed(limit, pages if verb.pages else once, listing)
 
     limit = Annotated[int | None, limit_option(None if verb.pages else answer_max)]

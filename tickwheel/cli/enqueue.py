@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import csv
 import io
 import itertools
@@ -26,17 +25,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Final, TypeVar, Unpack, cast
+from typing import Annotated, Any, BinaryIO, Final, Unpack, cast
 
-from tickwheel.api.kinds import FieldKind, Policy, Properties, Rule, Span, Whole
+from tickwheel.api.kinds import BODY, NAME, FieldKind, Moment, Properties, Span, Whole
 from tickwheel.api.tasks import TaskFields
+from tickwheel.api.times import moment
 from tickwheel.api.transactions import HalfTask
 from tickwheel.cli.call import Call, given
 from tickwheel.cli.declared import declared, listed
 from tickwheel.cli.options import (
+    LIMITS,
     AtOption,
     DelayOption,
     IfPendingOption,
@@ -46,9 +45,8 @@ from tickwheel.cli.options import (
     derive,
     flag,
     option,
-    parse_at,
+    read_value,
     rule_of,
-    rule_of_json,
     task_keywords,
 )
 from tickwheel.cli.output import (
@@ -65,15 +63,14 @@ from tickwheel.cli.output import (
     text_columns,
     time_facts,
 )
-from tickwheel.client import Client, Receipt, Retry, Task, TransactionInfo
+from tickwheel.client import Client, Receipt, Task, TransactionInfo
+from tickwheel.client.tasks import TaskChecker
 from tickwheel.errors import BadRequest, LimitExceeded, TickwheelError
-from tickwheel.model.policies import DURATION_MS_MAX, duration_ms, policy_of_json
-from tickwheel.model.records import PropertyValue
+from tickwheel.model.policies import DURATION_MS_MAX
 
 _MERGED = ("kept", "replaced", "rejected")
 CHUNK_TASKS = 2_000
 """Tasks enqueued together in bulk; chunks are confirmed one by one."""
-T = TypeVar("T")
 
 
 class EnqueueOptions(TaskOptions, RuleOptions):
@@ -116,12 +113,14 @@ async def enqueue(
     rule_options = {name: value for name, value in options.items() if name in _OF_A_RULE}
     task_options = {name: value for name, value in options.items() if name not in _OF_A_RULE}
     keywords = task_keywords(cast("TaskOptions", task_options))
-    keywords |= {"if_pending": rule_of(if_pending, cast("RuleOptions", rule_options)), **due}
+    rule = rule_of(if_pending, cast("RuleOptions", rule_options))
+    keywords = given({**keywords, "if_pending": rule, **due})
     if source is not None:
         if body is not None or "key" in options:
             raise BadRequest("with --from, give body and key in the file")
         is_csv = is_csv or source.suffix.lower() == ".csv"
-        await _bulk(call, source, Defaults(topic, **keywords), read_csv if is_csv else read_tasks)
+        defaults = keywords | given({"topic": topic})
+        await _bulk(call, source, defaults, read_csv if is_csv else read_tasks)
         return
     if is_csv:
         raise BadRequest("--csv requires --from")
@@ -283,22 +282,20 @@ class _Counted:
 
 # --- lines to tasks ------------------------------------------------------------------------------
 
-FIELDS = frozenset(("topic", "body", "body_base64", "delay", "delay_ms", "due_ms", "at")).union(
-    *({field.name, field.python} for field in TaskFields.fields())
-)
-_NUMBERS = frozenset(
-    field.python for field in TaskFields.fields() if isinstance(field.kind, Whole)
-) | {name for name in FIELDS if name.endswith("_ms")}
-"""Fields that are integers."""
-EPOCH = datetime.fromtimestamp(0, UTC)
-
-
-class Defaults:
-    """Default topic and keywords for lines without the fields."""
-
-    def __init__(self, topic: str | None = None, **keywords: Any) -> None:
-        self.topic = topic
-        self.keywords = keywords
+DUE = {"delay": Span(), "at": Moment(), "delay_level": TaskFields.field("delay_level").kind}
+"""The fields of which one says when a task is due."""
+KINDS: dict[str, FieldKind] = {
+    "topic": NAME, "body": BODY, **DUE, **{f.python: f.kind for f in TaskFields.fields()}
+}  # fmt: skip
+OTHER_FORMS = {"body_base64": "body", "due_ms": "at", "delay_ms": "delay"} | {
+    field.name: field.python for field in TaskFields.fields() if field.name != field.python
+}
+"""Name of a field in base64 or in milliseconds → its name in a readable form."""
+FIELDS = frozenset((*KINDS, *OTHER_FORMS))
+Defaults = Mapping[str, Any]
+"""Fields of a task, for lines without them."""
+_CHECKER = TaskChecker()
+_CHECKER.set_limits(LIMITS)
 
 
 class BadLine(BadRequest):
@@ -377,12 +374,14 @@ def _cells(names: list[str], row: list[str]) -> dict[str, Any]:
 
 
 def _cell(name: str, cell: str) -> Any:
-    if name == "properties":
+    kind = KINDS.get(name)
+    if isinstance(kind, Properties):
         try:
             return _object(cell)
         except ValueError as error:
             raise ValueError(f"field {name}: {error}") from None
-    if name in _NUMBERS:
+    is_number = isinstance(kind, Whole) and not isinstance(kind, (Span, Moment))
+    if is_number or name.endswith("_ms"):
         if re.fullmatch(r"-?[0-9]{1,20}", cell) is None:
             raise ValueError(f"field {name}: must be an integer, not {cell!r:.40}")
         return int(cell)
@@ -402,45 +401,49 @@ def read_task(line: bytes, defaults: Defaults) -> Task:
 
 
 def _task_of(fields: dict[str, Any], defaults: Defaults) -> Task:
-    """Return the task with these fields. Raise ValueError naming the field."""
+    """Return the checked task with these fields. Raise ValueError naming the field."""
     _check_known(fields)
-    due = _due(fields)
-    if all(value is None for value in due.values()):
-        due = {name: defaults.keywords.get(name) for name in due}
-    topic = _parsed(fields, "topic", _text) or defaults.topic
-    if topic is None:
+    fields = {name: value for name, value in fields.items() if value is not None}
+    for other, name in OTHER_FORMS.items():
+        if name in fields and other in fields:
+            raise ValueError(f"field {other}: give either {name} or {other}, not both")
+    values = {OTHER_FORMS.get(name, name): _read(name, value) for name, value in fields.items()}
+    if values.keys() & DUE.keys():
+        defaults = {name: value for name, value in defaults.items() if name not in DUE}
+    options = {"body": b"", **defaults, **values}
+    if "topic" not in options:
         raise ValueError("field topic: missing in the line and on the command line")
-    options: dict[str, Any] = {}
-    for field in TaskFields.fields():
-        name, default = field.python, defaults.keywords.get(field.python)
-        if name in due:
-            continue
-        value = _read(fields, name, field.kind)
-        if isinstance(value, dict):  # a property of the line replaces the same default property
-            value = {**(default or {}), **value}
-        options[name] = default if value is None else value
-    options = {name: value for name, value in options.items() if value is not None}
-    return Task(topic, _body(fields), **due, **options)
+    if "properties" in values:  # a property of the line replaces only the same default property
+        options["properties"] = {**defaults.get("properties", {}), **values["properties"]}
+    task = Task(**options)
+    try:
+        _CHECKER.check(task)
+    except BadRequest as error:
+        raise ValueError(error.message) from None
+    return task
 
 
-def _read(fields: dict[str, Any], name: str, kind: FieldKind) -> Any:
-    """Return a line's value of the field ``name``, or None."""
-    if isinstance(kind, Span):
-        return _span(fields, name)
-    parse: Callable[[Any], Any] = _text
-    if isinstance(kind, Policy):
-        parse = _policy
-    elif isinstance(kind, Rule):
-        parse = rule_of_json
-    elif isinstance(kind, Properties):
-        parse = _properties
-    elif isinstance(kind, Whole):
-        parse = partial(_whole, kind)
-    return _parsed(fields, name, parse)
+def _read(name: str, value: Any) -> Any:
+    """Return the value of a line's field as the client takes it. Raise ValueError."""
+    try:
+        if name == "body_base64":
+            return _decoded(value)
+        if name not in OTHER_FORMS:
+            return read_value(KINDS[name], value)
+        if type(value) is not int or not 0 <= value <= DURATION_MS_MAX:
+            raise ValueError(f"must be a number of milliseconds, not {value!r:.40}")
+        return moment(value) if name == "due_ms" else value / 1000
+    except OverflowError:
+        raise ValueError(f"field {name}: {value} is not a valid time") from None
+    except ValueError as error:
+        raise ValueError(f"field {name}: {error}") from None
 
 
-def _policy(value: Any) -> Retry:
-    return Retry.of(policy_of_json(value))
+def _decoded(text: Any) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (TypeError, ValueError):
+        raise ValueError("not valid base64") from None
 
 
 def _object(line: bytes | str) -> dict[str, Any]:
@@ -457,110 +460,6 @@ def _object(line: bytes | str) -> dict[str, Any]:
     return fields
 
 
-def _due(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the delay, the time and the delay level of a line, which can have one of them."""
-    delay, at = _span(fields, "delay"), _at(fields)
-    level = _read(fields, "delay_level", TaskFields.field("delay_level").kind)
-    if delay is not None and at is not None:
-        raise ValueError("field at: give either delay or at, not both")
-    if level is not None:
-        if delay is not None or at is not None:
-            raise ValueError("field delay_level: give only one of delay_level, delay and at")
-    return {"delay": delay, "at": at, "delay_level": level}
-
-
-def _body(fields: dict[str, Any]) -> bytes:
-    encoded = fields.get("body_base64")
-    if fields.get("body") is not None and encoded is not None:
-        raise ValueError("field body: give either body or body_base64")
-    if encoded is None:
-        return _parsed(fields, "body", _body_text) or b""
-    try:
-        return base64.b64decode(encoded, validate=True)
-    except (binascii.Error, TypeError, ValueError):
-        raise ValueError("field body_base64: not valid base64") from None
-
-
-def _parsed(fields: dict[str, Any], name: str, parse: Callable[[Any], T]) -> T | None:
-    """Return a field parsed by ``parse``, or None if it is missing."""
-    value = fields.get(name)
-    if value is None:
-        return None
-    try:
-        return parse(value)
-    except ValueError as error:
-        raise ValueError(f"field {name}: {error}") from None
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"must be a non-empty string, not {value!r:.40}")
-    _utf8(value)
-    return value
-
-
-def _body_text(value: Any) -> bytes:
-    if not isinstance(value, str):
-        raise ValueError(f"must be a string, not {value!r:.40}")
-    return _utf8(value)
-
-
-def _utf8(text: str) -> bytes:
-    try:
-        return text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ValueError("must not contain half a surrogate pair") from None
-
-
-def _properties(value: Any) -> dict[str, PropertyValue]:
-    if not isinstance(value, dict) or not all(
-        isinstance(item, (str, int, float)) for item in value.values()
-    ):
-        kinds = "an object of strings, numbers and booleans"
-        raise ValueError(f"must be {kinds}, not {value!r:.40}")
-    return value
-
-
-def _whole(kind: Any, value: Any) -> int:
-    if type(value) is not int or not kind.low <= value <= kind.high:
-        raise ValueError(f"must be an integer from {kind.low} to {kind.high}, not {value!r:.40}")
-    return value
-
-
-def _moment(value: Any) -> datetime:
-    try:
-        return EPOCH + timedelta(milliseconds=_milliseconds(value))
-    except OverflowError:
-        raise ValueError(f"{value} is not a valid time") from None
-
-
-def _milliseconds(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= DURATION_MS_MAX:
-        raise ValueError(f"must be a number of milliseconds, not {value!r:.40}")
-    return value
-
-
-def _span(fields: dict[str, Any], name: str) -> float | None:
-    """Return the seconds in the field ``name``, as text or number, or in ``name``_ms."""
-    written_ms = _parsed(fields, name, duration_ms)
-    if written_ms is not None and fields.get(f"{name}_ms") is not None:
-        raise ValueError(f"field {name}_ms: give either {name} or {name}_ms, not both")
-    ms = _parsed(fields, f"{name}_ms", _milliseconds) if written_ms is None else written_ms
-    return None if ms is None else ms / 1000
-
-
-def _at(fields: dict[str, Any]) -> datetime | None:
-    """Return the due time in the field ``at`` or ``due_ms``."""
-    at, due_ms = fields.get("at"), fields.get("due_ms")
-    if at is not None and due_ms is not None:
-        raise ValueError("field due_ms: give either at or due_ms, not both")
-    if due_ms is not None:
-        return _parsed(fields, "due_ms", _moment)
-    if at is not None and not isinstance(at, str):
-        raise ValueError(f"field at: must be a string, not {at!r:.40}")
-    return _parsed(fields, "at", parse_at)
-
-
 # --- transactions --------------------------------------------------------------------------------
 
 
@@ -574,11 +473,6 @@ SPARE = ("topics", "asked")
 
 
 def _show_transaction(call: Call, request: Mapping[str, Any], transaction: TransactionInfo) -> None:
-    if call.out.as_json:
-        call.out.record(
-            transaction_fields(transaction) | {"halves": list(transaction.raw["halves"])}
-        )
-        return
     facts: dict[str, str | int] = {
         "group": transaction.group,
         "state": transaction.state,
@@ -587,9 +481,10 @@ def _show_transaction(call: Call, request: Mapping[str, Any], transaction: Trans
         "topics": ", ".join(transaction.topics),
         "asked": f"{transaction.asked} of {transaction.checks} times",
     }
-    call.out.grid(facts_grid(("transaction", transaction.id), facts | time_facts(transaction)))
+    tables = [facts_grid(("transaction", transaction.id), facts | time_facts(transaction))]
     if transaction.halves:
-        call.out.grid(grid_of(HALVES, transaction.halves))
+        tables.append(grid_of(HALVES, transaction.halves))
+    call.out.result(fields_of(transaction), *tables)
 
 
 def _due_text(half: HalfTask) -> str:
@@ -597,13 +492,9 @@ def _due_text(half: HalfTask) -> str:
     return f"{half.delay_ms} ms after the commit" if is_relative else format_time(half.due_ms)
 
 
-def _or_nothing(text: str | None) -> str:
-    return text or ""
-
-
 HALVES = (
-    column("topic"), Column("due", _due_text), column("key", show=_or_nothing),
-    column("tag", show=_or_nothing), *count_columns("bytes"),
+    column("topic"), Column("due", _due_text), *text_columns("key", "tag"),
+    *count_columns("bytes"),
 )  # fmt: skip
 
 
@@ -623,14 +514,9 @@ commit_transaction = declared("commit_transaction", _show_committed)
 rollback_transaction = declared("rollback_transaction", _show_rolled_back)
 
 
-def transaction_fields(transaction: TransactionInfo) -> dict[str, Any]:
-    """Return a transaction for ``--json``."""
-    return fields_of(transaction, without="halves")
-
-
 list_transactions = listed(
     "list_transactions",
     "List undecided transactions. A parked transaction needs your decision, because its checks have"
     " ended without an answer.",
-    COLUMNS, transaction_fields, "no matching transactions", SPARE,
+    COLUMNS, nothing="no matching transactions", spare=SPARE,
 )  # fmt: skip

@@ -60,10 +60,9 @@ from tickwheel.cli.output import (
     head,
     printable,
     short_policy,
-    spec_duration,
     text_columns,
 )
-from tickwheel.cli.tasks import follow_bulk, reason_text, say_bulk
+from tickwheel.cli.tasks import reason_text, start_bulk
 from tickwheel.client import (
     Client,
     GroupHeld,
@@ -75,6 +74,7 @@ from tickwheel.client import (
     TopicHeld,
 )
 from tickwheel.errors import BadRequest, NotFound
+from tickwheel.model.policies import duration_spec
 
 # --- columns of topics and groups ----------------------------------------------------------------
 
@@ -90,7 +90,9 @@ def rate_limit(settings: Map) -> str:
 def _replay(group: Map) -> str:
     """Format the progress of a group's replay; a dash when it is complete."""
     replay = group.get("replay")
-    return "-" if replay is None else f"{replay['share']:.0%}"
+    if replay is None:
+        return "-"
+    return "started" if replay["share"] is None else f"{replay['share']:.0%}"
 
 
 def _held_up(row: Map) -> str:
@@ -115,7 +117,7 @@ def lines_texts(group: Map) -> list[str]:
     """Return the settings of a group's order keys and fair shares in words."""
     texts = []
     if (retry_ms := group.get("order_retry_ms")) is not None:
-        texts.append(f"order retry {spec_duration(retry_ms)}")
+        texts.append(f"order retry {duration_spec(retry_ms)}")
     failure, attempts = group.get("order_failure"), group.get("order_attempts")
     if failure is not None:
         texts.append(
@@ -177,7 +179,7 @@ async def _topics(call: Call) -> dict[str, Any]:
 async def topics(call: Call) -> None:
     """List topics: counts, oldest ready task, pause, rate limit."""
     rows = [{"topic": name, **topic} for name, topic in (await _topics(call)).items()]
-    Listing.of(call.out, TOPICS, dict, spare=SPARE).show(rows)
+    Listing(call.out, TOPICS, dict, spare=SPARE).show(rows)
 
 
 async def list_groups(
@@ -192,7 +194,7 @@ async def list_groups(
         for name, topic_stats in topics.items()
         for group, stats in sorted((topic_stats.get("groups") or {}).items())
     ]
-    Listing.of(call.out, group_columns(rows), dict, spare=SPARE).show(rows)
+    Listing(call.out, group_columns(rows), dict, spare=SPARE).show(rows)
 
 
 def _known(topics: Map, topic: str) -> Any:
@@ -219,12 +221,10 @@ delete_group = declared("delete_group", _show_deleted, ASKS)
 
 async def _configure(call: Call, topic: str, group: str | None = None, **changed: Any) -> None:
     """Change settings of a topic or group, and show all of them."""
-    settings = await call.ask(lambda client: client.configure(topic, group, **changed))
-    show_settings(call, settings)
+    _show_settings(call, await call.ask(lambda client: client.configure(topic, group, **changed)))
 
 
-def show_settings(call: Call, settings: GroupSettings) -> None:
-    """Show the current settings."""
+def _show_settings(call: Call, settings: GroupSettings) -> None:
     call.out.result(dict(settings.raw), settings_line(settings.raw))
 
 
@@ -266,12 +266,12 @@ async def pause(call: Call, topic: TopicArgument, group: MaybeGroup = None) -> N
     async with call.client() as client:
         if group is None and topic not in (await client.stats()).topics:
             call.out.remark(f"topic {topic} does not exist yet; it is paused from its first task")
-        show_settings(call, await client.pause(topic, group))
+        _show_settings(call, await client.pause(topic, group))
 
 
 async def resume(call: Call, topic: TopicArgument, group: MaybeGroup = None) -> None:
     """Resume delivery after a pause."""
-    show_settings(call, await call.ask(lambda client: client.resume(topic, group)))
+    await _configure(call, topic, group, paused=False)
 
 
 async def rate(
@@ -300,7 +300,7 @@ async def rate(
 
 
 def _show_created(call: Call, request: Map, settings: GroupSettings) -> None:
-    show_settings(call, settings)
+    _show_settings(call, settings)
     if not settings.raw.get("created", True):
         names = f"{request['group']} of {request['topic']}"
         call.out.remark(f"group {names} already exists; nothing was changed")
@@ -373,19 +373,17 @@ async def show_policy(call: Call, topic: TopicArgument, group: MaybeGroup = None
         holds, level = (policy, "group") if policy is not None and name else (own, "topic")
         row = {"topic": topic, "group": name, "retry": policy, "holds": holds}
         rows.append(row | {"from": level if holds is not None else "daemon"})
-    Listing.of(call.out, POLICIES, dict).show(rows)
-
-
-def _effective(row: Map) -> str:
-    holds = row["holds"]
-    return describe_policy(holds) if holds is not None else "the daemon's default"
+    Listing(call.out, POLICIES, dict).show(rows)
 
 
 POLICIES = (
     column("topic"),
     Column[Map]("group", lambda row: row["group"] or ""),
     column("own policy", "retry", describe_policy),
-    Column("effective", _effective),
+    Column[Map](
+        "effective",
+        lambda row: describe_policy(row["holds"]) if row["holds"] else "the daemon's default",
+    ),
 )
 
 
@@ -433,23 +431,20 @@ async def reset_group(
 
     Each task is delivered as a new task that refers to the old one. Other groups are not affected.
     """
-    async with call.client() as client:
-        if dry_run or not yes:
-            preview = await client.preview_reset(topic, group, to=to)
-            counted = f"{preview.tasks:,} tasks"
-            when = f"{_span(preview)}{_lost(preview)}"
-            if dry_run:
-                fields = {"topic": topic, "group": group, **preview.raw}
-                call.out.result(fields, f"dry run  {counted} would be delivered again{when}")
-                return 0
-            target, subject = f"group {group} of topic {topic}", f"{counted}{when}"
-            refusal = f"{subject} would be delivered to {target} again"
-            if not confirmed(call, refusal, f"Deliver {subject} to {target} again?"):
-                return EXIT_FAILED
-        bulk = await client.reset_group(topic, group, to=to, rate=rate)
-        if wait:
-            bulk = await follow_bulk(client, bulk)
-    return say_bulk(call, bulk)
+    if dry_run or not yes:
+        preview = await call.ask(lambda client: client.preview_reset(topic, group, to=to))
+        counted, when = f"{preview.tasks:,} tasks", f"{_span(preview)}{_lost(preview)}"
+        if dry_run:
+            fields = {"topic": topic, "group": group, **preview.raw}
+            call.out.result(fields, f"dry run  {counted} would be delivered again{when}")
+            return 0
+        target, subject = f"group {group} of topic {topic}", f"{counted}{when}"
+        refusal = f"{subject} would be delivered to {target} again"
+        if not confirmed(call, refusal, f"Deliver {subject} to {target} again?"):
+            return EXIT_FAILED
+    return await start_bulk(
+        call, lambda client: client.reset_group(topic, group, to=to, rate=rate), wait=wait
+    )
 
 
 def _span(preview: ResetPreview) -> str:
@@ -484,7 +479,7 @@ def _show_held(call: Call, request: Map, word: str) -> int:
     return EXIT_NOT_FOUND if word == "not_held" else 0
 
 
-def _show_pause(call: Call, request: Map, pause_: KeyPause) -> None:
+def _show_pause(call: Call, request: Map, pause_: KeyPause) -> int:
     if not pause_.changed:
         since = format_time(pause_.raw["since_ms"])
         effect = (
@@ -495,11 +490,7 @@ def _show_pause(call: Call, request: Map, pause_: KeyPause) -> None:
     labels = {name: request.get(name) for name in ("topic", "group", "key", "value")}
     name = "key" if "key" in request else "value"
     call.out.result(labels | fields_of(pause_), f"{name} {_key_text(request[name])}  {effect}")
-
-
-def _show_resumed(call: Call, request: Map, pause_: KeyPause) -> int:
-    _show_pause(call, request, pause_)
-    return 0 if pause_.changed else EXIT_NOT_FOUND
+    return 0 if pause_.paused or pause_.changed else EXIT_NOT_FOUND
 
 
 def _key_text(value: object) -> str:
@@ -535,7 +526,7 @@ OF_GROUPS: dict[str, Callable[..., Any]] = {
     "release_key": declared("release_key", _show_held, NOT_HELD),
     "skip_key": declared("skip_key", _show_held, NOT_HELD),
     "pause_key": declared("pause_key", _show_pause),
-    "resume_key": declared("resume_key", _show_resumed, "Exit code 4 if it was not paused."),
+    "resume_key": declared("resume_key", _show_pause, "Exit code 4 if it was not paused."),
     "paused": listed(
         "held_keys",
         "List keys stopped by pause-key, the oldest first: by whom, since when, waiting tasks.",
@@ -567,40 +558,34 @@ async def list_push(call: Call, topic: MaybeTopic = None) -> None:
 
 def _show_log(call: Call, request: Map, requests: Sequence[PushSent]) -> None:
     nothing = f"no request was sent for group {request['group']} of topic {request['topic']} yet"
-    Listing.of(call.out, SENT, fields_of, nothing).show(requests)
+    Listing(call.out, SENT, fields_of, nothing).show(requests)
 
 
 def _cut(text: str | None) -> str:
     return printable(text or "")[:ERROR_SHOWN] or "-"
 
 
-def _took(sent: PushSent) -> str:
-    return format_duration(sent.duration_ms / 1000)
-
-
+TOOK = column("took", "duration_ms", lambda ms: format_duration(ms / 1000), right=True)
 STATUS = column("status", right=True)
 SENT = (
     column("number", right=True), column("at", "at_ms", format_time),
     column("task", "id", right=True), column("attempt", right=True),
     Column[PushSent]("result", lambda sent: sent.result + (" (again)" if sent.again else "")),
-    STATUS, Column("took", _took, right=True),
+    STATUS, TOOK,
     Column[PushSent]("answer", lambda sent: _cut(sent.error or sent.body)),
 )  # fmt: skip
 
 
 def _show_sent(call: Call, request: Map, sent: PushSent) -> int | None:
-    if call.out.as_json:
-        call.out.record(fields_of(sent))
-    else:
-        facts = {
-            "result": sent.result,
-            "status": STATUS.cell(sent),
-            "took": _took(sent),
-            "address": sent.address or "-",
-            "error": _cut(sent.error),
-            "answer": _cut(sent.body),
-        }
-        call.out.grid(facts_grid(("field", "value"), facts))
+    facts = {
+        "result": sent.result,
+        "status": STATUS.cell(sent),
+        "took": TOOK.cell(sent),
+        "address": sent.address or "-",
+        "error": _cut(sent.error),
+        "answer": _cut(sent.body),
+    }
+    call.out.result(fields_of(sent), facts_grid(("field", "value"), facts))
     return None if sent.result == "acked" else EXIT_FAILED
 
 
@@ -616,7 +601,7 @@ async def _list(call: Call, topic: str | None, kind: str) -> None:
     targets = await call.ask(lambda client: client.targets(topic=topic))
     nothing = "no group is pushed" if kind == "push" else "no group is forwarded"
     rows = [target for target in targets if target.kind == kind]
-    Listing.of(call.out, TARGETS, fields_of, nothing).show(rows)
+    Listing(call.out, TARGETS, fields_of, nothing).show(rows)
 
 
 def _trouble(target: TargetInfo) -> str:

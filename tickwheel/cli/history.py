@@ -14,15 +14,20 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict, Unpack
 
-import typer
-
 from tickwheel import environment
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, Default, limit_file_mode, offline
-from tickwheel.cli.options import LimitOption, flag, option, parse_id, past_time_option
+from tickwheel.cli.options import (
+    LimitOption,
+    duration,
+    flag,
+    one_of,
+    option,
+    parse_id,
+    past_time_option,
+)
 from tickwheel.cli.output import (
     BODY_SHOWN_MAX,
     ROWS_SHOWN,
@@ -47,7 +52,6 @@ from tickwheel.cli.output import (
     wanted,
 )
 from tickwheel.errors import BadRequest
-from tickwheel.model.policies import parse_duration
 
 if TYPE_CHECKING:
     from tickwheel.history.read import Query
@@ -109,7 +113,7 @@ def list_(
 
     Exit code 4 if a task, a key or a transaction was given and has no events.
     """
-    from tickwheel.history.read import Query
+    from tickwheel.history import read
     from tickwheel.history.segments import Tally
 
     folder = folder_of(directory, "--dir")
@@ -118,13 +122,25 @@ def list_(
     query_options["events"] = _event_names(options.get("events"))
     for name in ("since", "until"):
         query_options[f"{name}_ms"] = _ms(query_options.pop(name, None))
-    query, tally = Query(**query_options), Tally()
+    query, tally = read.Query(**query_options), Tally()
     if follow:
         return _follow(call, folder, query, tally)
     events_max = None if limit == 0 else wanted(call.out, limit)
-    shown = _show_events(
-        call, _find(folder, query, events_max, tally, oldest_first=oldest_first), events_max
-    )
+    events: Iterable[Event]
+    if events_max is None or oldest_first:
+        events = read.search(folder, query, tally)
+    else:  # one more shows whether there are more
+        count = min(events_max + 1, max(events_max, read.NEWEST_MAX))
+        events = read.newest(folder, query, count, tally)
+    if events_max is not None:
+        events = cut(call.out, events_max, events)
+    if call.out.as_json or (events_max is not None and events_max <= GRID_ROWS_MAX):
+        shown = Listing(call.out, COLUMNS, dict, "").show(events)
+    else:
+        shown = 0
+        for event in events:
+            shown += 1
+            call.out.line(event_line(event))
     remark_skipped(call, tally)
     is_specific = (query.ids, query.key, query.transaction) != (None, None, None)
     return EXIT_NOT_FOUND if is_specific and not shown else 0
@@ -156,7 +172,7 @@ def tasks(
     )  # fmt: skip
     query = Query(key=key, topic=topic, since_ms=_ms(since), until_ms=_ms(until))
     rows = cut(call.out, limit, search_tasks(folder_of(directory, "--dir"), query, tally))
-    count = Listing.of(call.out, columns, dict, "", ("attempts",)).show(rows)
+    count = Listing(call.out, columns, dict, "", ("attempts",)).show(rows)
     remark_skipped(call, tally)
     return 0 if count else EXIT_NOT_FOUND
 
@@ -174,48 +190,15 @@ def _task_body(task: Mapping[str, Any]) -> str:
     return body
 
 
-def _find(
-    folder: Path, query: Query, events_max: int | None, tally: Tally, *, oldest_first: bool
-) -> Iterable[Event]:
-    """Return the events of a query: all of them, or up to ``events_max + 1``, which shows whether
-    there are more."""
-    from tickwheel.history import read
-
-    if events_max is None or oldest_first:
-        return read.search(folder, query, tally)
-    return read.newest(folder, query, min(events_max + 1, max(events_max, read.NEWEST_MAX)), tally)
-
-
-def _show_events(call: Call, events: Iterable[Event], events_max: int | None) -> int:
-    """Show events. Return their number."""
-    if events_max is not None:
-        events = cut(call.out, events_max, events)
-    if not call.out.as_json and events_max is not None and events_max <= GRID_ROWS_MAX:
-        grid = grid_of(COLUMNS, events)
-        if grid.rows:
-            call.out.grid(grid)
-        return len(grid.rows)
-    count = 0
-    for event in events:
-        count += 1
-        _show_event(call, event)
-    return count
-
-
-def _show_event(call: Call, event: Event) -> None:
-    call.out.result(event, event_line(event))
-
-
 def _follow(call: Call, folder: Path, query: Query, tally: Tally) -> int:
     from tickwheel.history.read import Follow
 
     now_ms = int(time.time() * 1000)
-    following = Follow(
-        folder, query, query.since_ms if query.since_ms is not None else now_ms, tally
-    )
+    since_ms = query.since_ms if query.since_ms is not None else now_ms
+    following = Follow(folder, query, since_ms, tally)
     while True:
         for event in following.read():
-            _show_event(call, event)
+            call.out.result(event, event_line(event))
         if query.until_ms is not None and time.time() * 1000 >= query.until_ms:
             return 0
         time.sleep(FOLLOW_POLL_S)
@@ -305,7 +288,12 @@ def _details(event: Event, *, with_attempt: bool) -> str:
     if "reason" in event:
         parts.append(printable(str(event["reason"]), REASON_SHOWN_MAX))
     if "schedule" in event:
-        parts += _schedule_details(event)
+        parts.append(f"schedule {_text(event, 'schedule')}")
+        for name in ("planned", "next"):
+            if f"{name}_ms" in event:
+                parts.append(f"{name} {format_time(event[f'{name}_ms'])}")
+        if "count" in event:
+            parts.append(f"{event['count']:,} occurrences")
     elif "transaction" in event:
         parts += [f"transaction {_text(event, 'transaction')}", f"{event['count']:,} tasks"]
     elif "count" in event:
@@ -313,18 +301,6 @@ def _details(event: Event, *, with_attempt: bool) -> str:
     if "clean" in event:
         parts.append("clean" if event["clean"] else "after an unclean stop")
     return ", ".join(parts)
-
-
-def _schedule_details(event: Event) -> list[str]:
-    parts = [f"schedule {_text(event, 'schedule')}"]
-    parts += [
-        f"{name} {format_time(event[f'{name}_ms'])}"
-        for name in ("planned", "next")
-        if f"{name}_ms" in event
-    ]
-    if "count" in event:
-        parts.append(f"{event['count']:,} occurrences")
-    return parts
 
 
 def _word(event: Event) -> str:
@@ -353,11 +329,7 @@ COLUMNS = (
 SHOWN_IDS_MAX = 10
 
 
-class Overdue(StrEnum):
-    """What to do with restored tasks that are already due."""
-
-    INCLUDE = "include"
-    SKIP = "skip"
+OVERDUE = INCLUDE, SKIP = "include", "skip"
 
 
 @offline("The report as JSON.")
@@ -375,8 +347,8 @@ def restore(
         list[int] | None, option("Only this task; can be repeated.", "ID", "--id", parse=parse_id)
     ] = None,
     overdue: Annotated[
-        Overdue, option("Tasks that are already due: deliver them at once, or leave them out.")
-    ] = Overdue.INCLUDE,
+        str, one_of(OVERDUE, "Tasks that are already due: deliver them at once, or leave them out.")
+    ] = INCLUDE,
     allow_missing_bodies: Annotated[bool, flag("Leave out tasks that cannot be restored.")] = False,
     dry_run: Annotated[bool, flag("Print what would be restored; write nothing.")] = False,
     shard: Annotated[
@@ -392,13 +364,14 @@ def restore(
     """
     from tickwheel.history.restore import Plan
     from tickwheel.history.restore import restore as run
+    from tickwheel.persistence import without_secrets
 
     plan = Plan(
         into=into,
         backup=backup,
         history=tuple(history or filter(None, [environment.value(DIR_ENV)])),
         ids=frozenset(ids) if ids else None,
-        include_overdue=overdue is Overdue.INCLUDE,
+        include_overdue=overdue == INCLUDE,
         allow_missing_bodies=allow_missing_bodies,
         dry_run=dry_run,
         shard=shard,
@@ -407,7 +380,15 @@ def restore(
     watch = RestoreProgress()
     report = asyncio.run(run(plan, int(time.time() * 1000), watch))
     watch.end()
-    _show_restored(call, into, report)
+    name = without_secrets(into)
+    title = f"Would be restored into {name}" if report.dry_run else f"Restored into {name}"
+    if report.refused:
+        title = f"Nothing was written to {name}"
+    table = facts_grid(("count", "value"), _report_facts(report), title)
+    call.out.result({"into": name, **report.fields()}, table)
+    if not call.out.as_json:
+        for text in _report_remarks(report):
+            call.out.remark(text)
     if report.refused:
         return EXIT_FAILED
     return EXIT_NOT_FOUND if report.not_found.count else 0
@@ -467,21 +448,6 @@ def restore_line(label: str, done: int, total: int | None, spent_s: float) -> st
         if total and total > done:
             text += f", {format_duration((total - done) / rate)} left"
     return text
-
-
-def _show_restored(call: Call, into: str, report: Report) -> None:
-    from tickwheel.persistence import without_secrets
-
-    if call.out.as_json:
-        call.out.record({"into": without_secrets(into), **report.fields()})
-        return
-    name = without_secrets(into)
-    title = f"Would be restored into {name}" if report.dry_run else f"Restored into {name}"
-    if report.refused:
-        title = f"Nothing was written to {name}"
-    call.out.grid(facts_grid(("count", "value"), _report_facts(report), title))
-    for text in _report_remarks(report):
-        call.out.remark(text)
 
 
 def _report_facts(report: Report) -> dict[str, str | int]:
@@ -551,6 +517,14 @@ def _first(names: Sequence[str], count: int) -> str:
 # --- generate ------------------------------------------------------------------------------------
 
 
+def parse_day(text: str) -> datetime:
+    """Return midnight UTC of a date. Raise ValueError."""
+    try:
+        return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a valid date; write for example 2026-01-31") from None
+
+
 @offline()
 def generate(
     call: Call,
@@ -559,7 +533,10 @@ def generate(
     days: Annotated[int, option("Number of days to spread the tasks over.", min=1, max=3660)] = 3,
     seed: Annotated[int, option("Seed; the same seed makes the same history.")] = 1,
     start: Annotated[
-        str | None, option("The first day, UTC. By default the last day is yesterday.", "DATE")
+        datetime | None,
+        option(
+            "The first day, UTC. By default the last day is yesterday.", "DATE", parse=parse_day
+        ),
     ] = None,
 ) -> int:
     """Write synthetic history: topics, rhythms, bursts, failures, slow consumers, dead letters.
@@ -574,7 +551,9 @@ def generate(
             f"failed: {out} must be empty: synthetic history is never mixed with other files"
         )
         return EXIT_FAILED
-    plan = Plan(tasks=tasks, days=days, seed=seed, start_ms=_start_ms(start, days))
+    if start is None:
+        start = parse_day(f"{datetime.now(UTC) - timedelta(days=days):%Y-%m-%d}")
+    plan = Plan(tasks=tasks, days=days, seed=seed, start_ms=round(start.timestamp() * 1000))
     began_s = time.monotonic()
     written = make(plan, out, _show_progress if sys.stderr.isatty() else None)
     took_s = time.monotonic() - began_s
@@ -589,20 +568,6 @@ def generate(
         f"({written.bytes / 1e6:,.1f} MB), {format_duration(took_s)}: {out}",
     )
     return 0
-
-
-def _start_ms(text: str | None, days: int) -> int:
-    if text is None:
-        first = datetime.now(UTC).date() - timedelta(days=days)
-    else:
-        try:
-            first = datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC).date()
-        except ValueError:
-            raise typer.BadParameter(
-                f"{text!r} is not a valid date; write for example 2026-01-31", param_hint="--start"
-            ) from None
-    midnight = datetime(first.year, first.month, first.day, tzinfo=UTC)
-    return round(midnight.timestamp() * 1000)
 
 
 def _show_progress(done: int, total: int) -> None:
@@ -629,7 +594,7 @@ class ReportOptions(TypedDict, total=False):
         list[str] | None, option("For example 'orders.*=50ms@99.9%'.", "TOPIC=TARGET@SHARE")
     ]
     stuck_after: Annotated[
-        str, option("Tasks overdue by more than this are stuck.", "DURATION"), Default("1h")
+        float, duration("Tasks overdue by more than this are stuck."), Default("1h")
     ]
     sealed_only: Annotated[bool, flag("Leave out segments that are still being written.")]
     top: Annotated[int, option("Slowest deliveries to list.", min=1, max=1000), Default(20)]
@@ -668,7 +633,7 @@ def report(
     Loads only events that are new since the last report in the same folder. If there are none and
     the options are the same, the last report is kept.
     """
-    from tickwheel.reports import ReportError
+    from tickwheel.reports import ReportError, ReportSettings
     from tickwheel.reports.session import missing_part
     from tickwheel.reports.state import unchanged_summary
 
@@ -678,26 +643,16 @@ def report(
         return EXIT_FAILED
     limit_file_mode()
     began_s = time.monotonic()
+    all_options: dict[str, Any] = {**dict.fromkeys(ReportOptions.__optional_keys__), **options}
+    all_options |= {"history": history, "out": out}
     try:
-        settings = _report_settings(history, out, options)
+        settings = ReportSettings.of(all_options, round(options["stuck_after"] * 1000))
         summary = unchanged_summary(settings) or _make(call.out, settings, options)
     except ReportError as error:
         call.out.remark(f"report_failed: {' '.join(str(error).split())}")
         return EXIT_FAILED
     show_report(call.out, summary, settings, time.monotonic() - began_s)
     return 0
-
-
-def _report_settings(history: list[str], out: str, options: ReportOptions) -> ReportSettings:
-    from tickwheel.reports import ReportSettings
-
-    try:
-        stuck_after_s = parse_duration(options["stuck_after"])
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--stuck-after") from None
-    all_options: dict[str, Any] = {**dict.fromkeys(ReportOptions.__optional_keys__), **options}
-    named_options = all_options | {"history": history, "out": out}
-    return ReportSettings.of(named_options, round(stuck_after_s * 1000))
 
 
 def _make(output: Output, settings: ReportSettings, options: ReportOptions) -> Summary:
@@ -753,22 +708,19 @@ def _report_progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]
 
 
 def show_report(output: Output, summary: Summary, settings: ReportSettings, took_s: float) -> None:
+    names = (
+        "page", "new_events", "events", "duplicates", "left_out", "stuck", "stuck_listed", "all",
+        "topics",
+    )  # fmt: skip
+    fields = {name: getattr(summary, name) for name in names} | {
+        "quarantined": sum(row["lines"] for row in summary.quarantine),
+        "synthetic": bool(summary.synthetic),
+        "slo_missed": sum(row["met"] is False for row in summary.slo),
+        "load_s": round(summary.load_s, 3),
+        "figures_s": round(summary.figures_s, 3),
+    }
     if output.as_json:
-        output.record(
-            {
-                **{n: getattr(summary, n) for n in ("page", "new_events", "events", "duplicates")},
-                "quarantined": sum(row["lines"] for row in summary.quarantine),
-                "synthetic": bool(summary.synthetic),
-                "left_out": summary.left_out,
-                "stuck": summary.stuck,
-                "stuck_listed": summary.stuck_listed,
-                "slo_missed": sum(row["met"] is False for row in summary.slo),
-                "load_s": round(summary.load_s, 3),
-                "figures_s": round(summary.figures_s, 3),
-                "all": summary.all,
-                "topics": summary.topics,
-            }
-        )
+        output.record(fields)
         return
     from tickwheel.reports.page import with_topic_counts
     from tickwheel.reports.state import left_out_remark

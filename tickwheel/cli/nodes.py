@@ -11,23 +11,23 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 from tickwheel import environment
-from tickwheel.api.nodes import NodeInfo, ShardInfo
-from tickwheel.cli.call import EXIT_FAILED, Call
+from tickwheel.api.nodes import NodeInfo
+from tickwheel.cli.call import CLIENT_NAME, EXIT_FAILED, Call
 from tickwheel.cli.options import argument, flag
-from tickwheel.cli.output import Grid, Listing, fields_of, format_time, printable
-from tickwheel.cli.serve import Answered, status_fields, status_row
+from tickwheel.cli.output import Column, Listing, column, fields_of, printable, text_columns
+from tickwheel.cli.serve import Answered, short_address, short_time, status_row
 from tickwheel.client import Status, status_at, statuses
 from tickwheel.errors import BadRequest, TickwheelError, Unreachable
 
-CLIENT_NAME = "tickwheel-cli"
 NodeArgument = Annotated[str, argument("NODE", "The node's name, as `tickwheel nodes` shows it.")]
 UndoFlag = Annotated[bool, flag("Give the node shards again.", "--undo")]
 
 # --- shards --------------------------------------------------------------------------------------
 
-_COLUMNS = ("shard", "node", "address", "pid", "state", "epoch", "since", "store")
-Row = tuple[int, ShardInfo | None, Answered]
-"""A shard, what its node knows of it (None: shards do not move there), and its daemon's status."""
+SHARDS = (
+    column("shard", right=True), *text_columns("node", "address"), column("pid", right=True),
+    column("state"), column("epoch", right=True), *text_columns("since", "store"),
+)  # fmt: skip
 
 
 async def list_shards(call: Call) -> int:
@@ -43,9 +43,23 @@ async def list_shards(call: Call) -> int:
     if not urls:
         answers = list((await statuses(call.url, token=call.token, name=CLIENT_NAME)).items())
     infos = {info.shard: info for info in shards}
-    rows = [(shard, infos.get(shard), answer) for shard, answer in enumerate(answers)]
-    grid = Grid(_COLUMNS, right=("shard", "pid", "epoch"), spare=("store", "pid"))
-    Listing(call.out, grid, _shard_row, _shard_fields).show(rows)
+    rows: list[dict[str, Any]] = []
+    for shard, (url, answer) in enumerate(answers):
+        row = status_row((url, answer)) | {"shard": shard}
+        fields = {"shard": shard, **row["fields"]}
+        if isinstance(answer, Status):
+            row["pid"] = answer.pid
+        else:
+            row["state"] = f"{row['role']}: {row['state']}"
+        if (place := infos.get(shard)) is not None:
+            if place.wanted and place.wanted != place.node:
+                row["state"] += f", moves to {place.wanted}"
+            if place.waits:
+                row["state"] += f" ({place.waits})"
+            row["node"] = place.node
+            fields |= {n: getattr(place, n) for n in ("node", "wanted", "placed", "waits")}
+        rows.append(row | {"fields": fields})
+    Listing(call.out, SHARDS, lambda row: row["fields"], spare=("store", "pid")).show(rows)
     all_serve = all(isinstance(answer, Status) and answer.serves for _, answer in answers)
     return 0 if all_serve else EXIT_FAILED
 
@@ -58,33 +72,6 @@ async def _answer(call: Call, url: str) -> Answered:
         return url, await status_at(url, token=token, name=CLIENT_NAME)
     except TickwheelError as error:
         return url, error
-
-
-def _shard_fields(row: Row) -> dict[str, Any]:
-    shard, info, answered = row
-    where = {} if info is None else {
-        "node": info.node, "wanted": info.wanted, "placed": info.placed, "waits": info.waits,
-    }  # fmt: skip
-    return {"shard": shard, **status_fields(answered), **where}
-
-
-def _shard_row(row: Row) -> tuple[str, ...]:
-    shard, info, (url, answer) = row
-    address, node, role, state, epoch, since, store = status_row((url, answer))
-    pid = "-"
-    if isinstance(answer, Status):
-        pid = "-" if answer.pid is None else str(answer.pid)
-    else:
-        state = f"{role}: {state}"
-    if info is not None:
-        node, state = printable(info.node or "-"), f"{state}{_move(info)}"
-    return str(shard), node, address or "-", pid, state, epoch, since, store
-
-
-def _move(info: ShardInfo) -> str:
-    """Describe where a shard moves to, and what it waits for."""
-    target = f", moves to {info.wanted}" if info.wanted and info.wanted != info.node else ""
-    return printable(target + (f" ({info.waits})" if info.waits else ""))
 
 
 async def move(
@@ -103,35 +90,6 @@ async def move(
 
 # --- nodes ---------------------------------------------------------------------------------------
 
-_NODE_COLUMNS = ("node", "address", "state", "version", "capacity", "shards", "stands by", "since")
-
-
-async def list_nodes(call: Call) -> int:
-    """List all nodes that serve shards of the same store: address, state, shards and start.
-
-    Exit code 0 if every shard is led, 1 if one is not, 3 if --url cannot be reached.
-    """
-    nodes = await call.ask(lambda client: client.nodes())
-    grid = Grid(_NODE_COLUMNS, right=("capacity",), spare=("stands by", "version", "capacity"))
-    Listing(call.out, grid, _node_row, fields_of).show(nodes.nodes)
-    leaderless = [shard.shard for shard in nodes.shards if shard.node is None]
-    if leaderless:
-        call.out.remark(f"no daemon serves these shards: {format_ranges(leaderless)}")
-    return EXIT_FAILED if leaderless else 0
-
-
-def _node_row(node: NodeInfo) -> tuple[str, ...]:
-    return (
-        printable(node.node),
-        printable(node.address.removeprefix("tcp://").removeprefix("tls://")),
-        "draining" if node.draining else "serves",
-        printable(node.version),
-        f"{node.capacity:g}",
-        format_ranges(node.shards),
-        format_ranges(node.standbys),
-        format_time(node.since_ms)[:-4],
-    )
-
 
 def format_ranges(numbers: Iterable[int]) -> str:
     """Format numbers with ranges: ``0-3, 7``; a dash for none."""
@@ -142,6 +100,29 @@ def format_ranges(numbers: Iterable[int]) -> str:
         else:
             ranges.append([number, number])
     return ", ".join(f"{a}-{b}" if b > a else f"{a}" for a, b in ranges) or "-"
+
+
+NODES = (
+    column("node"), column("address", show=short_address),
+    Column[NodeInfo]("state", lambda node: "draining" if node.draining else "serves"),
+    column("version"), column("capacity", show="{:g}".format, right=True),
+    column("shards", show=format_ranges), column("stands by", "standbys", format_ranges),
+    column("since", "since_ms", short_time),
+)  # fmt: skip
+
+
+async def list_nodes(call: Call) -> int:
+    """List all nodes that serve shards of the same store: address, state, shards and start.
+
+    Exit code 0 if every shard is led, 1 if one is not, 3 if --url cannot be reached.
+    """
+    nodes = await call.ask(lambda client: client.nodes())
+    spare = "stands by", "version", "capacity"
+    Listing(call.out, NODES, fields_of, spare=spare).show(nodes.nodes)
+    leaderless = [shard.shard for shard in nodes.shards if shard.node is None]
+    if leaderless:
+        call.out.remark(f"no daemon serves these shards: {format_ranges(leaderless)}")
+    return EXIT_FAILED if leaderless else 0
 
 
 async def drain(call: Call, node: NodeArgument, undo: UndoFlag = False) -> None:

@@ -28,31 +28,31 @@ from tickwheel.api.shapes import REQUIRED, Field
 from tickwheel.api.targets import Password, Secrets
 from tickwheel.api.tasks import Option as TaskOption
 from tickwheel.api.tasks import kept_options
-from tickwheel.api.times import parse_time
+from tickwheel.api.times import local_time, parse_time
 from tickwheel.cli.call import Default
-from tickwheel.cli.output import ROWS_SHOWN, spec_duration
+from tickwheel.cli.output import ROWS_SHOWN
 from tickwheel.client import GroupKeywords, IfPending, Retry
 from tickwheel.errors import BadRequest, TickwheelError
-from tickwheel.limits import ID_MAX
+from tickwheel.limits import ID_MAX, Limits
 from tickwheel.model.policies import (
     ACTIONS,
     DUES,
-    DURATION_MS_MAX,
     REPLACES,
-    RULE_DURATIONS,
     UNTIL,
+    checked_rule,
+    duration_ms,
+    duration_spec,
     parse_duration,
     parse_policy,
     parse_shift,
+    policy_of_json,
     rule_wire,
 )
+from tickwheel.model.values import is_utf8
 
 T = TypeVar("T")
 
 # --- values --------------------------------------------------------------------------------------
-
-
-parse_at = parse_time
 
 
 def parse_id(text: str) -> int:
@@ -101,7 +101,7 @@ def _time_or_span(text: str, sign: int, reference: str) -> datetime:
         span_s = parse_duration(text)
     except ValueError:
         what = f"an ISO-8601 time nor a duration such as 2h {reference}"
-        return cast("datetime", word_or((), parse_at, what)(text))
+        return cast("datetime", word_or((), parse_time, what)(text))
     if re.fullmatch("[0-9]{8}", text.strip()):
         date = "-".join(re.findall("^....|..", text.strip()))
         raise ValueError(f"{text!r} could be a date or seconds; write {date}, or {text.strip()}s")
@@ -149,6 +149,39 @@ def word_of(words: tuple[str, ...]) -> Callable[[str], str]:
 def parse_retry(text: str) -> Retry:
     """Parse a retry policy. Raise ValueError."""
     return Retry.of(parse_policy(text))
+
+
+LIMITS = Limits(
+    **dict.fromkeys(
+        ("frame_bytes_max", "body_bytes_max", "property_value_bytes_max", "delay_ms_max",
+         "within_ms_max"), ID_MAX
+    )
+)  # fmt: skip
+"""Limits for a check without a daemon, whose limits can be higher than the defaults."""
+
+
+def read_value(kind: kinds.FieldKind, value: Any) -> Any:
+    """Return a value in JSON or TOML as the client takes it: a duration is text or seconds, a time
+    ISO-8601, a policy a SPEC or a map. The kind checks other values. Raise ValueError."""
+    if isinstance(kind, kinds.Policy):
+        return Retry.of(policy_of_json(value))
+    if isinstance(kind, kinds.Rule):
+        return rule_of_json(value)
+    if isinstance(kind, kinds.Span):
+        return duration_ms(value) / 1000
+    if isinstance(kind, kinds.Properties) and not isinstance(value, dict):
+        raise ValueError(f"must be an object, not {value!r:.40}")
+    if isinstance(kind, kinds.Moment) and isinstance(value, datetime):
+        return local_time(value) if value.tzinfo is None else value
+    if isinstance(kind, (kinds.Moment, kinds.Body)):
+        if not isinstance(value, str):
+            raise ValueError(f"must be a string, not {value!r:.40}")
+        if isinstance(kind, kinds.Moment):
+            return parse_time(value)
+        if not is_utf8(value):
+            raise ValueError("must not contain half a surrogate pair")
+        return value.encode()
+    return value
 
 
 # --- completion ----------------------------------------------------------------------------------
@@ -232,7 +265,7 @@ def duration(help_: str, *names: str, **more: Any) -> Any:
 
 def time_option(help_: str, *names: str, **more: Any) -> Any:
     """Return an option for a time."""
-    return option(help_, "TIME", *names, parse=parse_at, **more)
+    return option(help_, "TIME", *names, parse=parse_time, **more)
 
 
 def past_time_option(help_: str, *names: str, **more: Any) -> Any:
@@ -324,7 +357,7 @@ def option_of(field: Field, times: Callable[..., Any] = time_option, **more: Any
         type_, info = bool, flag(help_, **more)
     elif isinstance(kind, kinds.Span):
         if kind.low > 1 and kind.high < BOUND_MAX:
-            help_ += f" From {spec_duration(kind.low)} to {spec_duration(kind.high)}."
+            help_ += f" From {duration_spec(kind.low)} to {duration_spec(kind.high)}."
         type_, info = float, duration(help_, **more)
     elif isinstance(kind, kinds.Moment):
         type_, info = Any, times(help_, **more)
@@ -339,7 +372,10 @@ def option_of(field: Field, times: Callable[..., Any] = time_option, **more: Any
         type_, info = Any, option(f"{help_} :=12 is a number.", "VALUE", parse=parse_value, **more)
     elif isinstance(kind, kinds.Since):
         what = f"{' nor '.join(kind.words)} nor an ISO-8601 time"
-        parse_since, metavar = word_or(kind.words, parse_at, what), "|".join((*kind.words, "TIME"))
+        parse_since, metavar = (
+            word_or(kind.words, parse_time, what),
+            "|".join((*kind.words, "TIME")),
+        )
         type_, info = Any, option(help_, metavar, parse=parse_since, **more)
     elif isinstance(kind, kinds.Choice):
         info = one_of(kind.words, help_, field.name.upper(), **more)
@@ -429,9 +465,6 @@ def task_keywords(options: TaskOptions) -> dict[str, Any]:
 
 # --- tasks whose key is pending ------------------------------------------------------------------
 
-RULE_FIELDS = (
-    "action", "window", "window_ms", "unique_until", "replaces", "due", "max_wait", "max_wait_ms"
-)  # fmt: skip
 IfPendingOption = Annotated[
     str | None, one_of(ACTIONS, "With --key: what to do if the key is pending.")
 ]
@@ -465,27 +498,10 @@ def rule_of(action: str | None, options: RuleOptions) -> IfPending | None:
 
 
 def rule_of_json(value: Any) -> IfPending:
-    """Return the rule in a line of JSON: an action, or an object of RULE_FIELDS with durations in
-    seconds or as text. Raise ValueError."""
-    if isinstance(value, str):
-        return IfPending(cast("Action", value))
-    if not isinstance(value, dict) or not isinstance(value.get("action"), str):
-        raise ValueError(
-            f"if_pending must be an action or an object with an action, not {value!r:.40}"
-        )
-    unknown = sorted(value.keys() - set(RULE_FIELDS))
-    if unknown:
-        raise ValueError(
-            f"{unknown[0]} is not a valid field; valid fields are {', '.join(RULE_FIELDS)}"
-        )
-    rule = rule_wire(value)
-    for name in RULE_DURATIONS:
-        ms = rule.pop(f"{name}_ms", None)
-        if ms is not None:
-            if type(ms) is not int or not 0 <= ms <= DURATION_MS_MAX:
-                raise ValueError(f"{name}_ms must be a duration, not {ms!r:.40}")
-            rule[name] = ms / 1000
-    return IfPending(rule.pop("action"), **rule)
+    """Return the rule in JSON: an action, or an object with durations in seconds or as text, or
+    under names that end in ``_ms`` in milliseconds. Raise ValueError."""
+    fields = rule_wire(value) if isinstance(value, dict) else value
+    return IfPending.of(checked_rule(fields, "the rule").to_map())
 
 
 # --- groups --------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from collections.abc import (
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgpack
@@ -45,7 +45,7 @@ from tickwheel.client.encodings import (
     key_of,
 )
 from tickwheel.errors import Undecodable
-from tickwheel.model.policies import SPEC_FIELDS, UNITS_MS
+from tickwheel.model.policies import UNITS_MS, policy_spec
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -84,8 +84,8 @@ def format_count(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else "-"
 
 
-def format_time(at_ms: int | None) -> str:
-    """Format a local time to the millisecond, with its offset; a dash for None."""
+def format_time(at_ms: int | None, precision: str = "milliseconds") -> str:
+    """Format a local time to ``precision``, with its offset; a dash for None."""
     if at_ms is None:
         return "-"
     try:
@@ -93,7 +93,7 @@ def format_time(at_ms: int | None) -> str:
     except (OverflowError, OSError, ValueError):
         return f"{at_ms} ms"
     shown = local.replace(microsecond=at_ms % 1000 * 1000)
-    return shown.isoformat(" ", "milliseconds")
+    return shown.isoformat(" ", precision)
 
 
 def ago(at_ms: int | None) -> str:
@@ -152,24 +152,8 @@ def describe_rule(raw: str | Mapping[str, Any]) -> str:
 
 
 def format_policy(policy: Mapping[str, Any] | str | None) -> str:
-    """Format a policy as a SPEC that ``parse_policy`` accepts; a dash for None."""
-    if policy is None:
-        return "-"
-    if isinstance(policy, str):
-        return policy
-    kind = str(policy.get("kind"))
-    if policy.get("name"):
-        return str(policy["name"])
-    if kind == "table":
-        delays = ",".join(spec_duration(delay) for delay in policy.get("delays_ms", ()))
-        retries = policy.get("retries")
-        return f"table:{delays}" + ("" if retries is None else f";retries={retries}")
-    parts = [
-        f"{name}={_shown(name, policy[wire])}"
-        for name, wire in SPEC_FIELDS.get(kind, {}).items()
-        if policy.get(wire) is not None
-    ]
-    return f"{kind}:{','.join(parts)}" if parts else kind
+    """Format a policy as a SPEC; a dash for None."""
+    return "-" if policy is None else policy_spec(policy)
 
 
 def short_policy(policy: Mapping[str, Any] | str | None) -> str:
@@ -186,23 +170,6 @@ def describe_policy(policy: Mapping[str, Any] | str | None) -> str:
         return spec
     meaning = format_policy({key: value for key, value in policy.items() if key != "name"})
     return spec if meaning == spec else f"{spec} ({meaning})"
-
-
-def spec_duration(ms: int) -> str:
-    """Format a duration exactly, as in a SPEC: ``1m30s``, ``500ms``, ``2h``."""
-    parts, rest_ms = [], ms
-    for unit in ("d", "h", "m", "s", "ms"):
-        count, rest_ms = divmod(rest_ms, UNITS_MS[unit])
-        if count:
-            parts.append(f"{count}{unit}")
-    return "".join(parts) or "0s"
-
-
-def _shown(name: str, value: Any) -> str:
-    if name not in {"factor", "jitter"}:
-        return str(value) if name == "retries" else spec_duration(value)
-    short = f"{value:g}"
-    return short if float(short) == value else repr(value)
 
 
 # --- tables --------------------------------------------------------------------------------------
@@ -396,12 +363,16 @@ class Output:
         sys.stdout.write(text.encode(encoding, "replace").decode(encoding) + "\n")
         sys.stdout.flush()
 
-    def result(self, fields: dict[str, Any], line: str) -> None:
-        """Write one result: its fields as JSON, or its line for people."""
+    def result(self, fields: dict[str, Any], *shown: str | Grid) -> None:
+        """Write one result: its fields as JSON, or its lines and tables for people."""
         if self.as_json:
             self.record(fields)
-        else:
-            self.line(line)
+            return
+        for part in shown:
+            if isinstance(part, str):
+                self.line(part)
+            else:
+                self.grid(part)
 
     def grid(self, grid: Grid) -> None:
         """Write a table for people."""
@@ -426,7 +397,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """A column of a table: its head, and the function that formats its cell."""
+    """A column of a table: its head, and the function that formats the cell of an item."""
 
     head: str
     cell: Callable[[T], str]
@@ -499,45 +470,39 @@ def _remark_stop(out: Output, rows_max: int) -> None:
     out.remark(f"only the first {rows_max:,} rows are shown: --limit N shows N, --json all")
 
 
-@dataclass
-class Listing(Generic[T]):
-    """Items of one kind: each is written at once as JSON by ``fields``, or added by ``row`` to
-    ``grid``, which is shown at the end; ``nothing`` is the remark of an empty listing."""
+class Listing:
+    """Items of one kind: each is written at once as JSON, or is a row of a table, which is shown at
+    the end."""
 
-    out: Output
-    grid: Grid
-    row: Callable[[T], Sequence[str]]
-    fields: Callable[[T], dict[str, Any]]
-    nothing: str | None = None
-    count: int = 0
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         out: Output,
         columns: Sequence[Column[Any]],
         fields: Callable[[Any], dict[str, Any]],
         nothing: str | None = None,
         spare: Sequence[str] = (),
-    ) -> Listing[Any]:
-        """Return a listing with these columns; ``spare`` is as in ``Grid``."""
-        row = partial(row_of, columns)
-        return Listing(out, grid_of(columns, spare=spare), row, fields, nothing)
+    ) -> None:
+        """``fields`` returns an item for JSON. ``nothing`` is a remark instead of an empty table;
+        "" shows neither. ``spare`` is as in ``Grid``."""
+        self.out = out
+        self.count = 0
+        self._columns, self._fields, self._nothing = columns, fields, nothing
+        self._grid = grid_of(columns, spare=spare)
 
-    def add(self, item: T) -> None:
+    def add(self, item: Any) -> None:
         self.count += 1
         if self.out.as_json:
-            self.out.record(self.fields(item))
+            self.out.record(self._fields(item))
         else:
-            self.grid.rows.append(self.row(item))
+            self._grid.rows.append(row_of(self._columns, item))
 
-    def show(self, items: Iterable[T]) -> int:
+    def show(self, items: Iterable[Any]) -> int:
         """Show all items. Return their number."""
         for item in items:
             self.add(item)
         return self._end()
 
-    async def ask(self, limit: int | None, ask: Callable[[int | None], AsyncIterator[T]]) -> None:
+    async def ask(self, limit: int | None, ask: Callable[[int | None], AsyncIterator[Any]]) -> None:
         """Show the items that ``ask(count)`` yields, up to the limit."""
         rows_max = wanted(self.out, limit)
         # A table asks for one more than it shows, to know if it stops.
@@ -551,10 +516,10 @@ class Listing(Generic[T]):
     def _end(self) -> int:
         if self.out.as_json:
             return self.count
-        if self.count or self.nothing is None:
-            self.out.grid(self.grid)
-        elif self.nothing:
-            self.out.remark(self.nothing)
+        if self.count or self._nothing is None:
+            self.out.grid(self._grid)
+        elif self._nothing:
+            self.out.remark(self._nothing)
         return self.count
 
 
@@ -569,14 +534,16 @@ def body_fields(body: bytes) -> dict[str, Any]:
         return {"body_base64": base64.b64encode(body).decode("ascii")}
 
 
-def fields_of(answer: Answer, *, without: str = "") -> dict[str, Any]:
-    """Return an answer's fields for ``--json``, with its times (``…_ms``) also as text, and with
-    its ids as text, because some readers store numbers as doubles."""
+def fields_of(answer: Answer) -> dict[str, Any]:
+    """Return the fields of an answer, and of answers in its lists, for ``--json``. Ids are text,
+    because some readers store numbers as doubles; times (``…_ms``) are there also as text."""
     fields = dict(answer.raw)
-    fields.pop(without, None)
     for shape in answer.fields():
-        if isinstance(shape.kind, Id) and fields.get(shape.name) is not None:
-            fields[shape.name] = str(fields[shape.name])
+        value = getattr(answer, shape.name) if fields.get(shape.name) is not None else None
+        if isinstance(shape.kind, Id) and value is not None:
+            fields[shape.name] = str(value)
+        elif isinstance(value, (list, tuple)) and value and isinstance(value[0], Answer):
+            fields[shape.name] = [fields_of(item) for item in value]
     return fields | {name: iso_time(at_ms) for name, at_ms in _moments(answer)}
 
 

@@ -15,36 +15,25 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-from tickwheel.api.kinds import Body, Moment, Policy, Properties, Span, Whole
-from tickwheel.api.policies import policy_wire
-from tickwheel.api.schedules import NewSchedule
+from tickwheel.api.kinds import Policy
+from tickwheel.api.schedules import NewSchedule, ScheduleRun
 from tickwheel.api.tasks import kept_options
-from tickwheel.api.times import local_time
 from tickwheel.cli.call import EXIT_FAILED, Call, ask_person, can_ask
-from tickwheel.cli.declared import Show, declared
-from tickwheel.cli.options import (
-    argument,
-    flag,
-    option,
-    parse_at,
-    parse_retry,
-)
+from tickwheel.cli.declared import Show, declared, listed
+from tickwheel.cli.options import LIMITS, argument, flag, option, read_value
 from tickwheel.cli.output import (
     Column,
-    Grid,
-    Listing,
     column,
     count_columns,
     facts_grid,
     fields_of,
     format_count,
     format_time,
+    grid_of,
     iso_time,
-    spec_duration,
     stored_fields,
     stored_text,
     text_columns,
@@ -53,46 +42,37 @@ from tickwheel.cli.output import (
 from tickwheel.client import ScheduleInfo
 from tickwheel.client.encodings import encoding_of
 from tickwheel.errors import BadRequest
-from tickwheel.model.policies import parse_duration
-
-_OF_TASKS = [field for field, _ in kept_options()]
-
+from tickwheel.model.policies import duration_spec
 
 # --- reading -------------------------------------------------------------------------------------
 
 
-async def list_(call: Call) -> None:
-    """List schedules with their timing, next time and number of runs."""
-    async with call.client() as client:
-        schedules = [schedule async for schedule in client.list_schedules()]
-    Listing.of(call.out, COLUMNS, schedule_fields).show(schedules)
-
-
 def _show(call: Call, request: Mapping[str, Any], schedule: ScheduleInfo) -> None:
-    if call.out.as_json:
-        call.out.record(schedule_fields(schedule))
-        return
     raw = schedule.raw
     facts = {
         "schedule": schedule.name,
         "topic": schedule.topic,
         "when": timing(raw),
         "state": _state(schedule),
-        "catch-up": f"{raw['catch_up']}, of {spec_duration(raw['catch_up_ms'])}",
+        "catch-up": f"{raw['catch_up']}, of {duration_spec(raw['catch_up_ms'])}",
         "overlap": str(raw["overlap"]),
         "runs": format_count(schedule.runs),
         "body": stored_text(schedule.topic, schedule.body, encoding_of(schedule)),
     }
     grid = facts_grid(("field", "value"), facts)
     grid.rows += [("next", format_time(at)) for at in raw.get("planned_ms") or ()]
-    call.out.grid(grid)
-    runs = Grid(("planned", "outcome", "task", "state"))
-    for run in raw.get("recent") or ():
-        times = f" ({run['occurrences']})" if run["occurrences"] > 1 else ""
-        task = (str(run["id"] or ""), str(run["state"] or ""))
-        runs.rows.append((format_time(run["planned_ms"]), f"{run['outcome']}{times}", *task))
-    if runs.rows:
-        call.out.grid(runs)
+    tables = [grid, *([grid_of(RUNS, schedule.recent)] if schedule.recent else [])]
+    call.out.result(schedule_fields(schedule), *tables)
+
+
+def _outcome(run: ScheduleRun) -> str:
+    return f"{run.outcome} ({run.occurrences})" if run.occurrences > 1 else run.outcome
+
+
+RUNS = (
+    column("planned", "planned_ms", format_time), Column("outcome", _outcome), column("task", "id"),
+    column("state"),
+)  # fmt: skip
 
 
 async def next_(
@@ -136,21 +116,11 @@ delete = declared("delete_schedule", _changed("deleted"))
 
 # --- apply ---------------------------------------------------------------------------------------
 
-_FIELDS = {
+FIELDS = {
     field.python: field
-    for field in (*NewSchedule.fields(), *_OF_TASKS)
+    for field in (*NewSchedule.fields(), *(field for field, _ in kept_options()))
     if field.name not in {"name", "task"}
 }
-
-
-def _rank(name: str) -> int:
-    """Return the rank of a field in the order: texts, durations, times, numbers, tables."""
-    kind = _FIELDS[name].kind
-    number = next((n for n, t in enumerate((Span, Moment, Whole), 1) if isinstance(kind, t)), 4)
-    return 0 if isinstance(kind, Body) or kind.json is str else number
-
-
-FIELDS = tuple(sorted(_FIELDS, key=_rank))
 
 
 async def apply(
@@ -199,32 +169,21 @@ def read_file(file: Path) -> dict[str, dict[str, Any]]:
             raise BadRequest(f"{file}: schedule.{name} must be a table")
         try:
             schedules[name] = {field: _value(field, value) for field, value in table.items()}
-        except ValueError as error:
+        except (ValueError, BadRequest) as error:
             raise BadRequest(f"{file}: schedule.{name}: {error}") from None
         if "topic" not in schedules[name]:
             raise BadRequest(f"{file}: schedule.{name}: topic is missing")
     return schedules
 
 
-def _value(field: str, value: Any) -> Any:
-    if field not in _FIELDS:
-        raise ValueError(f"{field} is not a valid field; valid fields are {', '.join(FIELDS)}")
-    kind = _FIELDS[field].kind
-    if isinstance(kind, Whole) and not isinstance(kind, Span) and type(value) is int:
-        return value
-    if isinstance(kind, Moment) and isinstance(value, datetime):
-        return local_time(value) if value.tzinfo is None else value
-    if isinstance(kind, Properties) and isinstance(value, dict):
-        return value
-    if not isinstance(value, str):
-        raise ValueError(f"{field} has the wrong type: {value!r:.40}")
-    if isinstance(kind, Body):
-        return value.encode()
-    if isinstance(kind, Span):
-        return parse_duration(value)
-    if isinstance(kind, Moment):
-        return parse_at(value)
-    return parse_retry(value) if isinstance(kind, Policy) else value
+def _value(name: str, value: Any) -> Any:
+    """Return the checked value of a field as the client takes it. Raise ValueError, BadRequest."""
+    if name not in FIELDS:
+        raise ValueError(f"{name} is not a valid field; valid fields are {', '.join(FIELDS)}")
+    kind = FIELDS[name].kind
+    result = read_value(kind, value)
+    kind.check(kind.of_python(result, name), name, LIMITS)
+    return result
 
 
 def _difference(existing: ScheduleInfo | None, table: Mapping[str, Any]) -> str:
@@ -234,29 +193,21 @@ def _difference(existing: ScheduleInfo | None, table: Mapping[str, Any]) -> str:
     body, encoding, _ = unpacked(existing.topic, existing.body, encoding_of(existing), whole=True)
     task_fields = {**existing.raw["task"], "encoding": encoding}
     current: dict[str, Any] = {**existing.raw, **task_fields, "body": body}
-    changed = [
-        f"{field} {_plain(before)} -> {_plain(after)}"
-        for field in FIELDS
-        for before, after in [_pair(field, current, table.get(field))]
-        if before != after
-    ]
+    changed = []
+    for name, field in FIELDS.items():
+        value, before = table.get(name), current.get(field.name)
+        if name == "anchor" and (value is None or current.get("every_ms") is None):
+            continue  # the daemon chooses it
+        default = _DEFAULTS.get(name, field.default)
+        before = default if before is None else before
+        after = default if value is None else field.kind.of_python(value, name)
+        if isinstance(field.kind, Policy) and isinstance(before, Mapping) and after is not None:
+            # The daemon returns all numbers of a policy; those of the file must be among them.
+            policy = {"name": after} if isinstance(after, str) else after
+            after = before if policy.items() <= before.items() else after
+        if before != after:
+            changed.append(f"{name} {_plain(before)} -> {_plain(after)}")
     return f"change {', '.join(changed)}" if changed else ""
-
-
-def _pair(field: str, current: Mapping[str, Any], value: Any) -> tuple[Any, Any]:
-    """Return the current and the new value of a field in one form; equal if it does not change."""
-    kind, before = _FIELDS[field].kind, current.get(_FIELDS[field].name)
-    if field == "retry" and isinstance(before, Mapping):
-        # The daemon returns a policy with all its numbers; those of the file must be among them.
-        after = value and policy_wire(value, field)
-        policy = {"name": after} if isinstance(after, str) else after or {}
-        return (after, after) if after and policy.items() <= before.items() else (before, after)
-    if field == "anchor" and (value is None or current.get("every_ms") is None):
-        return before, before
-    if value is None:
-        return before, _DEFAULTS.get(field)
-    is_wire = isinstance(kind, (Span, Moment, Policy))
-    return before, kind.of_python(value, field) if is_wire else value
 
 
 def _plain(value: Any) -> str:
@@ -276,7 +227,7 @@ def timing(raw: Mapping[str, Any]) -> str:
     """Return the timing of a schedule in short."""
     if raw.get("cron") is not None:
         return f"{raw['cron']} {raw['timezone']}"
-    return f"every {spec_duration(raw['every_ms'])}"
+    return f"every {duration_spec(raw['every_ms'])}"
 
 
 def _state(schedule: ScheduleInfo) -> str:
@@ -298,14 +249,21 @@ COLUMNS = (
 
 def schedule_fields(schedule: ScheduleInfo) -> dict[str, Any]:
     """Return a schedule for ``--json``, with body, ids and times also as text."""
-    fields = fields_of(schedule, without="body")
+    fields = fields_of(schedule)
+    del fields["body"]
     stored = stored_fields(schedule.topic, schedule.body, encoding_of(schedule))
     if (encoding := stored.pop("encoding")) is not None:
         fields["task"] = {**fields["task"], "encoding": encoding}
     fields |= stored
-    if fields.get("recent") is not None:
-        fields["recent"] = [{**run, "id": run["id"] and str(run["id"])} for run in fields["recent"]]
     if "planned_ms" in schedule.raw:
         planned_ms = list(schedule.raw["planned_ms"])
         fields |= {"planned_ms": planned_ms, "planned": list(map(iso_time, planned_ms))}
     return fields
+
+
+list_ = listed(
+    "list_schedules",
+    "List schedules with their timing, next time and number of runs.",
+    COLUMNS,
+    schedule_fields,
+)

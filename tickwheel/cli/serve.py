@@ -13,22 +13,33 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 from tickwheel import disk
-from tickwheel.cli.call import EXIT_FAILED, EXIT_UNREACHABLE, Call, confirmed, given, offline
+from tickwheel.cli.call import (
+    CLIENT_NAME,
+    EXIT_FAILED,
+    EXIT_UNREACHABLE,
+    Call,
+    confirmed,
+    given,
+    offline,
+)
 from tickwheel.cli.declared import declared
 from tickwheel.cli.options import YesOption, argument, duration, flag, option
 from tickwheel.cli.output import (
-    Grid,
+    Column,
     Listing,
+    column,
     facts_grid,
+    fields_of,
     format_duration,
     format_time,
     iso_time,
     printable,
+    text_columns,
     trouble_lines,
 )
 from tickwheel.client import Backup, Status, statuses
@@ -45,10 +56,7 @@ from tickwheel.limits import SHARDS_MAX
 from tickwheel.log_writer import unblock_stderr
 
 if TYPE_CHECKING:
-    from tickwheel.demo.demonstration import Result
-    from tickwheel.persistence.contract import StoredShard
     from tickwheel.server.access.tokens import Token
-    from tickwheel.server.fleet.reshard import Report
     from tickwheel.server.settings import Settings
 
 STORE_HELP = (
@@ -63,94 +71,54 @@ StoreOption = Annotated[str | None, option(STORE_HELP, "URL")]
 ConfigOption = Annotated[
     str | None, option("File of settings; environment and options take precedence.", "FILE.toml")
 ]
-VolatileOption = Annotated[bool, flag("Accept a server that may lose its data.")]
+SETTINGS = {
+    "store": option(STORE_HELP, "URL"),
+    "listen": option("Default: tcp://127.0.0.1:7355. Port 0: any free port.", "URL"),
+    "processes": option(
+        "Number of shards, each with a daemon, for --store sqlite:///DIR/; auto: one for each"
+        " processor. Default: 1.", "N|auto"),
+    "http": option("Address of the HTTP API, /healthz and /metrics. Default: off.", "HOST:PORT"),
+    "http_all": option(
+        "With --processes and --http: address of the HTTP API of all shards together."
+        " Default: off.", "HOST:PORT"),
+    "node": option("Name in statistics and logs. Default: the host name.", "NAME"),
+    "serve_token": option(
+        "A token with all rights. (--token is the token of a client.)", "TOKEN"),
+    "advertise": option(
+        "Address announced to clients and daemons. Default: the --listen address.", "URL"),
+    "leader_ttl_s": option(
+        "With Redis and PostgreSQL: seconds without a sign of life of the active daemon after"
+        " which another takes over. Default: 3.", "SECONDS", "--leader-ttl"),
+    "allow_volatile_store": flag("Accept a server that may lose its data."),
+    "resident_bytes_max": option(
+        "Maximum bytes of task bodies in memory. Default: 256 MiB, with Redis 2 GiB.", "BYTES"),
+    "accept_clock": flag("Trust the clock even after a long downtime, and deliver due tasks."),
+    "history_dir": option("Folder for the history of every task. Default: no history.", "DIR"),
+    "tokens_file": option(
+        "File of tokens with restricted rights; see `tickwheel token`.", "FILE"),
+    "tls_cert": option("Certificate for tls:// and https:// (PEM).", "FILE"),
+    "tls_key": option("Its key. Default: in the same file.", "FILE"),
+    "tls_client_ca": option("Authorities that sign client certificates (PEM).", "FILE"),
+    "push_allow": option("A private network that pushes may reach; can be repeated.", "CIDR"),
+    "inbox": option("Database with an inbox: postgresql://… or sqlite:///PATH.", "URL"),
+    "insecure": flag("Allow listening beyond this machine without tokens or without TLS."),
+    "ready_file": option("File to write once it serves: addresses as JSON.", "FILE"),
+    "log_format": option("Log format. Default: console.", "console|json"),
+    "log_level": option("Minimum log level. Default: info.", "debug|info|warning|error"),
+}  # fmt: skip
+"""The settings that have an option, in the order of the help. The others are given by ``--set``."""
+TYPES: dict[str, Any] = {"SECONDS": float, "BYTES": int, "CIDR": list[str]}
+"""Placeholder → type of the value; other values are texts, which the daemon's settings parse."""
 
 
 class SettingsOptions(TypedDict, total=False):
-    """The settings of a daemon that have an option."""
+    """The options of ``SETTINGS``."""
 
-    store: StoreOption
-    listen: Annotated[
-        str | None, option("Default: tcp://127.0.0.1:7355. Port 0: any free port.", "URL")
-    ]
-    processes: Annotated[
-        str | None,
-        option(
-            "Number of shards, each with a daemon, for --store sqlite:///DIR/; auto: one for each"
-            " processor. Default: 1.",
-            "N|auto",
-        ),
-    ]
-    http: Annotated[
-        str | None,
-        option("Address of the HTTP API, /healthz and /metrics. Default: off.", "HOST:PORT"),
-    ]
-    http_all: Annotated[
-        str | None,
-        option(
-            "With --processes and --http: address of the HTTP API of all shards together."
-            " Default: off.",
-            "HOST:PORT",
-        ),
-    ]
-    node: Annotated[
-        str | None, option("Name in statistics and logs. Default: the host name.", "NAME")
-    ]
-    serve_token: Annotated[
-        str | None, option("A token with all rights. (--token is the token of a client.)", "TOKEN")
-    ]
-    advertise: Annotated[
-        str | None,
-        option("Address announced to clients and daemons. Default: the --listen address.", "URL"),
-    ]
-    leader_ttl_s: Annotated[
-        float | None,
-        option(
-            "With Redis and PostgreSQL: seconds without a sign of life of the active daemon after"
-            " which another takes over. Default: 3.",
-            "SECONDS",
-            "--leader-ttl",
-        ),
-    ]
-    allow_volatile_store: VolatileOption
-    resident_bytes_max: Annotated[
-        int | None,
-        option(
-            "Maximum bytes of task bodies in memory. Default: 256 MiB, with Redis 2 GiB.", "BYTES"
-        ),
-    ]
-    accept_clock: Annotated[
-        bool, flag("Trust the clock even after a long downtime, and deliver due tasks.")
-    ]
-    history_dir: Annotated[
-        str | None, option("Folder for the history of every task. Default: no history.", "DIR")
-    ]
-    tokens_file: Annotated[
-        str | None, option("File of tokens with restricted rights; see `tickwheel token`.", "FILE")
-    ]
-    tls_cert: Annotated[str | None, option("Certificate for tls:// and https:// (PEM).", "FILE")]
-    tls_key: Annotated[str | None, option("Its key. Default: in the same file.", "FILE")]
-    tls_client_ca: Annotated[
-        str | None, option("Authorities that sign client certificates (PEM).", "FILE")
-    ]
-    push_allow: Annotated[
-        list[str] | None,
-        option("A private network that pushes may reach; can be repeated.", "CIDR"),
-    ]
-    inbox: Annotated[
-        str | None,
-        option("Database with an inbox: postgresql://… or sqlite:///PATH.", "URL"),
-    ]
-    insecure: Annotated[
-        bool, flag("Allow listening beyond this machine without tokens or without TLS.")
-    ]
-    ready_file: Annotated[
-        str | None, option("File to write once it serves: addresses as JSON.", "FILE")
-    ]
-    log_format: Annotated[str | None, option("Log format. Default: console.", "console|json")]
-    log_level: Annotated[
-        str | None, option("Minimum log level. Default: info.", "debug|info|warning|error")
-    ]
+
+SettingsOptions.__annotations__ |= {
+    name: Annotated[TYPES.get(info.metavar, str) | None if info.metavar else bool, info]
+    for name, info in SETTINGS.items()
+}
 
 
 @offline(json_help=None)
@@ -284,13 +252,10 @@ def check(call: Call, store: StoreOption = None, config: ConfigOption = None) ->
     report = audit.check(settings.store)
     counts = {name: getattr(report, name) for name in ("tasks", "progress", "dead", "sessions")}
     problems = list(report.problems)
-    if call.out.as_json:
-        call.out.record({"store": settings.store, **counts, "problems": problems})
-    else:
-        call.out.grid(facts_grid(("rows", "found"), counts, f"Store {settings.store}", right=True))
-        for problem in problems:
-            call.out.line(f"WRONG: {problem}")
-        call.out.line(f"{len(problems)} problems" if problems else "all rows agree")
+    fields = {"store": settings.store, **counts, "problems": problems}
+    table = facts_grid(("rows", "found"), counts, f"Store {settings.store}", right=True)
+    verdict = f"{len(problems)} problems" if problems else "all rows agree"
+    call.out.result(fields, table, *(f"WRONG: {problem}" for problem in problems), verdict)
     return EXIT_FAILED if problems else 0
 
 
@@ -313,7 +278,7 @@ def init(
         flag("Continue with a store that is older than its history, for example an older copy."),
     ] = False,
     yes: YesOption = False,
-    allow_volatile_store: VolatileOption = False,
+    allow_volatile_store: Annotated[bool, SETTINGS["allow_volatile_store"]] = False,
     processes: Annotated[
         str | None, option("Number of shards of a folder (sqlite:///DIR/).", "N|auto")
     ] = None,
@@ -412,34 +377,24 @@ def _lay_out_on_server(call: Call, url: str, *, force: bool, yes: bool) -> int:
 
     administration = open_administration(url)
     existing = asyncio.run(administration.look())
-    if existing.exists and not _may_remove(call, existing, force=force, yes=yes):
-        return EXIT_FAILED
+    if existing.exists:
+        subject = f"{existing.shard} in {existing.store} is {existing.state}"
+        if not force:
+            raise Conflict(f"{subject}. It already exists; --force deletes it and creates it again")
+        call.out.remark(subject)
+        question = "Delete all of it for good, and create the shard again?"
+        if not yes and not confirmed(call, "all of it would be deleted for good", question):
+            return EXIT_FAILED
     incarnation = asyncio.run(
         administration.lay_out(existing, sources().wall_ms(), is_branch=force)
     )
+    fields = {
+        "shard": existing.shard, "incarnation": incarnation,
+        "removed": existing.counts if existing.exists else None,
+    }  # fmt: skip
     outcome = "was created again" if existing.exists else "was created"
-    removed = existing.counts if existing.exists else None
-    _show_laid_out(
-        call,
-        existing.store,
-        outcome,
-        shard=existing.shard,
-        incarnation=incarnation,
-        removed=removed,
-    )
+    _show_laid_out(call, existing.store, outcome, **fields)
     return 0
-
-
-def _may_remove(call: Call, existing: StoredShard, *, force: bool, yes: bool) -> bool:
-    """Show the existing store. Return whether the operator confirms its removal."""
-    subject = f"{existing.shard} in {existing.store} is {existing.state}"
-    if not force:
-        raise Conflict(f"{subject}. It already exists; --force deletes it and creates it again")
-    call.out.remark(subject)
-    if yes:
-        return True
-    question = "Delete all of it for good, and create the shard again?"
-    return confirmed(call, "all of it would be deleted for good", question)
 
 
 def _show_laid_out(call: Call, store: str, what: str, **more: object) -> None:
@@ -495,7 +450,7 @@ def reshard(
         False
     ),
     config: ConfigOption = None,
-) -> int:
+) -> None:
     """Change the number of shards of a folder (--store sqlite:///DIR/), or turn a single database
     into a folder (--store sqlite:///FILE.db --into sqlite:///DIR/), while no daemon serves.
 
@@ -509,16 +464,9 @@ def reshard(
 
     plan = resharding.Plan(settings.store, to, into, dry_run)
     report = resharding.reshard(plan, int(time.time() * 1000))
-    if call.out.as_json:
-        call.out.record(report.fields())
-    elif report.already:
-        call.out.line(f"{report.into} already has {to} shards")
-    else:
-        _show_resharded(call, report)
-    return 0
-
-
-def _show_resharded(call: Call, report: Report) -> None:
+    if report.already:
+        call.out.result(report.fields(), f"{report.into} already has {to} shards")
+        return
     facts: dict[str, str | int] = {
         "shards before": report.from_shards,
         "tasks": report.tasks,
@@ -531,8 +479,8 @@ def _show_resharded(call: Call, report: Report) -> None:
         facts[f"tasks of shard {shard['shard']}"] = shard["tasks"]
     would = "would have" if report.dry_run else "has"
     title = f"{report.into} {would} {report.to} shards"
-    call.out.grid(facts_grid(("count", "value"), facts, title))
-    if report.kept:
+    call.out.result(report.fields(), facts_grid(("count", "value"), facts, title))
+    if report.kept and not call.out.as_json:
         call.out.remark(f"kept, but no longer used: {', '.join(report.kept)}")
 
 
@@ -544,7 +492,10 @@ _MIRROR = {
     " empty stops the daemon, and needs `tickwheel restore`",
 }
 """``Status.mirror`` for people."""
-_STATUS_COLUMNS = ("address", "node", "role", "state", "epoch", "since", "store")
+STATUS = (
+    *text_columns("address", "node", "role", "state"), column("epoch", right=True),
+    *text_columns("since", "store"),
+)  # fmt: skip
 
 
 async def status(call: Call) -> int:
@@ -554,17 +505,19 @@ async def status(call: Call) -> int:
     Exit code 0 if an active daemon is ready (or still loading), for every shard; 1 if not, 3 if no
     address can be reached.
     """
-    by_url = await statuses(call.url, token=call.token, name="tickwheel-cli")
-    grid = Grid(_STATUS_COLUMNS, right=("epoch",))
-    Listing(call.out, grid, status_row, status_fields).show(by_url.items())
+    by_url = await statuses(call.url, token=call.token, name=CLIENT_NAME)
+    answers = [answer for answer in by_url.values() if isinstance(answer, Status)]
+    serving = {answer.shard for answer in answers if answer.serves}
+    rows = map(status_row, by_url.items())
+    Listing(call.out, STATUS, lambda row: row["fields"]).show(rows)
     if not call.out.as_json:
-        answers = [answer for answer in by_url.values() if isinstance(answer, Status)]
-        for line in dict.fromkeys(line for answer in answers for line in _store_lines(answer)):
+        lines = dict.fromkeys(line for answer in answers for line in _store_lines(answer))
+        for line in (*lines, *(await _troubles(call) if serving else ())):
             call.out.line(line)
-        if any(answer.serves for answer in answers):
-            for line in await _troubles(call):
-                call.out.line(line)
-    return _status_exit_code(by_url)
+    if serving and len(serving) >= max(len(answer.shards) for answer in answers):
+        return 0
+    silent = all(isinstance(answer, (Unreachable, ConnectionLost)) for answer in by_url.values())
+    return EXIT_UNREACHABLE if silent else EXIT_FAILED
 
 
 async def _troubles(call: Call) -> list[str]:
@@ -590,64 +543,55 @@ def _store_lines(answer: Status) -> Iterator[str]:
         yield f"mirror: {_MIRROR[answer.mirror]}"
 
 
-def _status_exit_code(by_url: dict[str, Status | TickwheelError]) -> int:
-    """Return the exit code: 0 if an active daemon serves, for each shard."""
-    answers = [answer for answer in by_url.values() if isinstance(answer, Status)]
-    serving = {answer.shard for answer in answers if answer.serves}
-    if serving and len(serving) >= max(len(answer.shards) for answer in answers):
-        return 0
-    silent = all(isinstance(answer, (Unreachable, ConnectionLost)) for answer in by_url.values())
-    return EXIT_UNREACHABLE if silent else EXIT_FAILED
-
-
 Answered = tuple[str, Status | TickwheelError]
 """A URL and its daemon's answer."""
 
 
-def status_fields(answered: Answered) -> dict[str, Any]:
-    """Return the answer of a URL; its ``address`` is the one that the daemon announces."""
+def status_row(answered: Answered) -> dict[str, Any]:
+    """Return the cells of a URL's daemon by column, and in ``fields`` its answer for ``--json``,
+    whose ``address`` is the one that the daemon announces."""
     url, answer = answered
-    if isinstance(answer, Status):
-        return {"url": url, "reachable": True, **answer.raw}
-    return {"url": url, "reachable": False, "error": answer.code, "message": answer.message}
-
-
-def status_row(answered: Answered) -> tuple[str, ...]:
-    url, answer = answered
-    address = url.removeprefix("tcp://").removeprefix("tls://")
+    address = short_address(url)
     if not isinstance(answer, Status):
         reachable = not isinstance(answer, (Unreachable, ConnectionLost))
-        role = answer.code if reachable else "unreachable"
-        why = answer.message.removeprefix(address).lstrip(": ")
-        return address, "-", role, printable(why), "-", "-", "-"
-    epoch = str(answer.epoch) if answer.epoch else "-"
-    store = printable(answer.store) + ("" if answer.store_ok else " (NOT OK)")
-    who = printable(answer.node), printable(answer.role)
-    return address, *who, _state(answer), epoch, _since(answer), store
-
-
-def _state(answer: Status) -> str:
-    parts = [answer.detail] if answer.detail else []
+        return {
+            "address": address,
+            "role": answer.code if reachable else "unreachable",
+            "state": answer.message.removeprefix(address).lstrip(": "),
+            "fields": {
+                "url": url, "reachable": False, "error": answer.code, "message": answer.message,
+            },
+        }  # fmt: skip
+    details = [answer.detail] if answer.detail else []
     if answer.state == "loading":
         total = "" if answer.to_load is None else f" of {answer.to_load:,}"
-        parts.append(f"{answer.loaded:,}{total} loaded")
-    state = answer.state.replace("_", " ")
-    return printable(f"{state} ({', '.join(parts)})" if parts else state)
+        details.append(f"{answer.loaded:,}{total} loaded")
+    state, since = answer.state.replace("_", " "), None
+    if answer.since_ms:
+        lasting = format_duration((answer.now_ms - answer.since_ms) / 1000)
+        since = f"{short_time(answer.since_ms)} ({lasting})"
+    return {
+        "address": address, "node": answer.node, "role": answer.role,
+        "state": f"{state} ({', '.join(details)})" if details else state,
+        "epoch": answer.epoch or None, "since": since,
+        "store": answer.store + ("" if answer.store_ok else " (NOT OK)"),
+        "fields": {"url": url, "reachable": True, **answer.raw},
+    }  # fmt: skip
 
 
-def _since(answer: Status) -> str:
-    if not answer.since_ms:
-        return "-"
-    lasting = format_duration((answer.now_ms - answer.since_ms) / 1000)
-    return f"{format_time(answer.since_ms)[:-4]} ({lasting})"
+def short_address(url: str) -> str:
+    return printable(url.removeprefix("tcp://").removeprefix("tls://"))
+
+
+def short_time(at_ms: int) -> str:
+    return format_time(at_ms, "seconds")
 
 
 # --- backup and bench ----------------------------------------------------------------------------
 
 
 def _show_backup(call: Call, request: Mapping[str, Any], made: Backup) -> None:
-    fields = {"path": made.path, "bytes": made.bytes}
-    call.out.result(fields, f"{made.path}  {made.bytes:,} bytes")
+    call.out.result(fields_of(made), f"{made.path}  {made.bytes:,} bytes")
 
 
 backup = declared("backup", _show_backup)
@@ -669,7 +613,7 @@ async def bench(
 
     All work is durable in the daemon's store; nothing is left there afterwards.
     """
-    from tickwheel.demo.demonstration import Bench
+    from tickwheel.demo.demonstration import Bench, percentile
 
     topic = f"tickwheel.bench.{secrets.token_hex(4)}"
     async with call.client(send_timeout=30.0) as client:
@@ -685,13 +629,7 @@ async def bench(
             raise SendTimeout(f"the run took over {BENCH_S_MAX:g} s; use fewer --tasks") from None
         finally:
             await run.clear()
-    _show_bench(call, run.result, rate)
-    return EXIT_FAILED if run.result.early else 0
-
-
-def _show_bench(call: Call, result: Result, rate: int) -> None:
-    from tickwheel.demo.demonstration import percentile
-
+    result = run.result
     fields: dict[str, str | int] = {
         "tasks": result.tasks,
         "enqueue_single_per_s": round(result.enqueue_single_per_s),
@@ -705,14 +643,12 @@ def _show_bench(call: Call, result: Result, rate: int) -> None:
             "late_p99_ms": percentile(result.late_ms, 0.99),
             "late_max_ms": max(result.late_ms, default=0),
         }
-    if call.out.as_json:
-        call.out.record(fields)
-        return
     labels = {
         name.replace("_per_s", " per second").replace("_ms", " ms").replace("_", " "): value
         for name, value in fields.items()
     }
-    call.out.grid(facts_grid(("measured", "value"), labels, right=True))
+    call.out.result(fields, facts_grid(("measured", "value"), labels, right=True))
+    return EXIT_FAILED if result.early else 0
 
 
 # --- tokens --------------------------------------------------------------------------------------
@@ -782,21 +718,26 @@ def list_tokens(call: Call, file: TokensOption) -> None:
     def fields(token: Token) -> dict[str, Any]:
         return {**_token_fields(token, used.get(token.id)), "expired": token.is_over(now_ms)}
 
-    def row(token: Token) -> tuple[str, ...]:
-        over = " (expired)" if token.is_over(now_ms) else ""
-        ends = "never" if token.expires_ms is None else format_time(token.expires_ms) + over
-        created, last = format_time(token.created_ms), format_time(used.get(token.id))
-        return token.id, token.name, _scopes(token), created, ends, last
-
-    Listing(call.out, tokens_grid(), row, fields).show(tokens_by_id.values())
+    columns = token_columns(used, now_ms)
+    Listing(call.out, columns, fields, spare=TOKENS_SPARE).show(tokens_by_id.values())
 
 
-def tokens_grid() -> Grid:
-    return Grid(
-        ("id", "name", "scopes", "created", "expires", "last used"),
-        times=("created", "expires", "last used"),
-        spare=("created",),
-    )
+TOKENS_SPARE = ("created",)
+
+
+def token_columns(used_ms: Mapping[str, int], now_ms: int) -> Sequence[Column[Any]]:
+    """Return the columns of a table of tokens. ``used_ms``: id → time of the last use."""
+
+    def expires(token: Token) -> str:
+        if token.expires_ms is None:
+            return "never"
+        return format_time(token.expires_ms) + (" (expired)" if token.is_over(now_ms) else "")
+
+    return (
+        *text_columns("id", "name"), Column("scopes", _scopes),
+        column("created", "created_ms", format_time), Column("expires", expires, is_time=True),
+        Column("last used", lambda token: format_time(used_ms.get(token.id)), is_time=True),
+    )  # fmt: skip
 
 
 @offline(JSON_HERE)

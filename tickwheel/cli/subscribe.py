@@ -38,12 +38,12 @@ from contextlib import (
     suppress,
 )
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack, cast
 
 import typer
 
 from tickwheel.api.frames import AckWord
-from tickwheel.cli.call import Call, Default
+from tickwheel.cli.call import Call, Default, given
 from tickwheel.cli.declared import listed
 from tickwheel.cli.options import (
     GroupOptions,
@@ -55,6 +55,7 @@ from tickwheel.cli.options import (
     duration,
     flag,
     group_keywords,
+    one_of,
     option,
 )
 from tickwheel.cli.output import (
@@ -124,10 +125,7 @@ class DeliveryOptions(TypedDict, total=False):
     retry: RetryOption
     ack: Annotated[
         str,
-        option(
-            "on_delivery: at most once. The daemon finishes a task before it sends it.",
-            "manual|on_delivery",
-        ),
+        one_of(ACKS, "on_delivery: at most once. The daemon finishes a task before it sends it."),
         Default(MANUAL),
     ]
     broadcast: Annotated[
@@ -171,15 +169,23 @@ async def subscribe(
     if topic is None:
         raise BadRequest("give the topic as TOPIC or --topic")
     ack, broadcast = options.get("ack", MANUAL), options.get("broadcast", False)
-    _check(options, ack)
+    lease_s = options.get("lease", LEASE_DEFAULT_S)
+    if lease_s is not None and lease_s < LEASE_S_MIN:
+        raise BadRequest(f"--lease must be at least {LEASE_S_MIN} s, not {lease_s} s")
+    if "no_ack" in options and "exec_" in options:
+        raise BadRequest("--no-ack cannot be combined with --exec")
     if options.get("no_ack"):
-        _check_looks({"group": group, **options, "ack": None if ack == MANUAL else ack})
+        others = {name: value for name, value in options.items() if name != "no_ack"}
+        others |= {"group": group, "ack": None if ack == MANUAL else ack}
+        _refuse(others, "--no-ack, which uses no group")
         await _look(call, topic, {"due": True}, max_)
         return
     settles = ack == MANUAL and not broadcast
     if not settles:
         kind = "--broadcast" if broadcast else f"--ack {ack}"
-        _check_settled(kind, {"group": group if broadcast else None, **options})
+        pointless = {name: options.get(name) for name in ("lease", "retry")}
+        pointless["group"] = group if broadcast else None
+        _refuse(pointless, f"{kind}: nothing is redelivered")
     cmd = options.get("exec_")
     receiver = Receiver(call, cmd, settles=settles)
     credit = options.get("prefetch") or (1 if cmd is not None else PREFETCH_DEFAULT)
@@ -189,7 +195,6 @@ async def subscribe(
     if not broadcast:
         keywords |= {"group": group or GROUP_DEFAULT, "ack": ack}
     if settles:
-        lease_s = options.get("lease", LEASE_DEFAULT_S)
         keywords |= {"lease": lease_s, "retry": options.get("retry")}
     stop = _stop_on_signals()
     async with call.client() as client, client.subscribe(topic, **keywords) as deliveries:
@@ -199,29 +204,12 @@ async def subscribe(
         await receiver.run(deliveries, max_, stop)
 
 
-def _check(options: DeliveryOptions, ack: str) -> None:
-    lease = options.get("lease")
-    if "no_ack" in options and "exec_" in options:
-        raise BadRequest("--no-ack cannot be combined with --exec")
-    if lease is not None and lease < LEASE_S_MIN:
-        raise BadRequest(f"--lease must be at least {LEASE_S_MIN} s, not {lease} s")
-    if ack not in ACKS:
-        raise BadRequest(f"--ack must be one of {', '.join(ACKS)}, not {ack!r:.40}")
-
-
-def _check_settled(kind: str, options: Mapping[str, Any]) -> None:
-    """Raise BadRequest for options about acks when the daemon waits for none."""
-    for name in ("group", "lease", "retry"):
-        if options.get(name) is not None:
-            raise BadRequest(f"--{name} has no effect with {kind}: nothing is redelivered")
-
-
-def _check_looks(options: Mapping[str, Any]) -> None:
-    """Raise BadRequest for options about deliveries and groups with --no-ack."""
+def _refuse(options: Mapping[str, Any], why: str) -> None:
+    """Raise BadRequest if an option is given that has no effect with others."""
     for name, value in options.items():
-        if name != "no_ack" and value is not None:
+        if value is not None:
             option_name = f"--{name.rstrip('_').replace('_', '-')}"
-            raise BadRequest(f"{option_name} has no effect with --no-ack, which uses no group")
+            raise BadRequest(f"{option_name} has no effect with {why}")
 
 
 async def peek(
@@ -244,7 +232,7 @@ async def peek(
     if follow:
         await _look(call, topic, query, limit)
         return
-    listing = Listing.of(call.out, COLUMNS, task_fields)
+    listing = Listing(call.out, COLUMNS, task_fields)
 
     async def look(client: Client, count_max: int | None) -> AsyncIterator[TaskInfo]:
         is_empty = True
@@ -333,15 +321,18 @@ class Receiver:
                 await self._handle(delivery)
                 handled += 1
         finally:
-            # Also after a failure, for example when the reader of the output has gone.
-            await self._release_held()
+            # Also after a failure, for example when the reader of the output has gone. A release
+            # counts no attempt. It may fail: the lease ends by itself.
+            held = self._leases.close() if self._leases is not None else []
+            await asyncio.gather(*(delivery.release() for delivery in held), return_exceptions=True)
             await asyncio.gather(*self._acks, return_exceptions=True)
         if self._failed is not None:
             raise self._failed
 
     async def _handle(self, delivery: Delivery) -> None:
         if self._leases is None:
-            await self._handle_settled(delivery)
+            code = None if self._cmd is None else await self._execute(self._cmd, delivery)
+            self._print(delivery, code, "done")
             return
         # A lost lease needs no callback: the answer to the late ack or nack reports it.
         self._leases.hold(delivery, lambda word: None)
@@ -359,27 +350,18 @@ class Receiver:
             self._print(delivery)
             self._leases.drop(delivery)
             self._ack(delivery)
+            return
+        exit_code = await self._execute(self._cmd, delivery)
+        self._leases.drop(delivery)
+        if exit_code == 0:
+            result: str = await delivery.ack()
         else:
-            # With --json the command's output must not be mixed with the objects.
-            code = await execute(self._cmd, delivery, output_to_stderr=self._out.as_json)
-            self._leases.drop(delivery)
-            if code == 0:
-                result: str = await delivery.ack()
-            else:
-                result = await delivery.nack(reason=reason_of(code))
-            self._print(delivery, code, result)
+            result = await delivery.nack(reason=reason_of(exit_code))
+        self._print(delivery, exit_code, result)
 
-    async def _handle_settled(self, delivery: Delivery) -> None:
-        code = None
-        if self._cmd is not None:
-            code = await execute(self._cmd, delivery, output_to_stderr=self._out.as_json)
-        self._print(delivery, code, "done")
-
-    async def _release_held(self) -> None:
-        """Release held deliveries, without counting attempts."""
-        held = self._leases.close() if self._leases is not None else []
-        # A release may fail: the lease ends by itself.
-        await asyncio.gather(*(d.release() for d in held), return_exceptions=True)
+    async def _execute(self, cmd: str, delivery: Delivery) -> int:
+        # With --json the command's output must not be mixed with the objects.
+        return await execute(cmd, delivery, output_to_stderr=self._out.as_json)
 
     def _ack(self, delivery: Delivery) -> None:
         def confirmed(future: asyncio.Future[AckWord]) -> None:
@@ -477,15 +459,10 @@ def delivery_fields(delivery: Delivery) -> dict[str, object]:
     return {
         "id": str(delivery.id),
         **{name: getattr(delivery, name) for name in names},
-        **_body_fields(delivery),
+        **given(stored_fields(delivery.topic, delivery.raw[3], delivery.encoding, whole=True)),
         "replay_of": None if delivery.replay_of is None else str(delivery.replay_of),
         "properties": dict(delivery.properties or {}),
     }
-
-
-def _body_fields(delivery: Delivery) -> dict[str, Any]:
-    fields = stored_fields(delivery.topic, delivery.raw[3], delivery.encoding, whole=True)
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def delivery_line(delivery: Delivery) -> str:
@@ -616,15 +593,6 @@ def view_of(call: Call) -> View:
     return LiveLine(console) if console.is_interactive else View()
 
 
-class Finished(NamedTuple):
-    """A delivery with its outcome."""
-
-    delivery: Delivery
-    outcome: str
-    took_s: float
-    error: BaseException | None
-
-
 def late_ms(delivery: Delivery) -> int:
     """Return the milliseconds between due time and delivery, including waits between attempts."""
     return max(0, delivery.delivered_ms - delivery.due_ms)
@@ -656,13 +624,15 @@ class View:
         def settled(
             delivery: Delivery, outcome: str, began_s: float, error: BaseException | None
         ) -> None:
-            self.hear(worker, Finished(delivery, outcome, loop.time() - began_s, error))
+            self.hear(delivery, outcome, loop.time() - began_s, error)
             if own is not None:
                 own(delivery, outcome, began_s, error)
 
         worker.on_settled = settled
 
-    def hear(self, worker: Worker, finished: Finished) -> None:
+    def hear(
+        self, delivery: Delivery, outcome: str, took_s: float, error: BaseException | None
+    ) -> None:
         raise NotImplementedError
 
 
@@ -700,16 +670,17 @@ class Lines(View):
         if self._broken is not None:
             raise self._broken
 
-    def hear(self, worker: Worker, finished: Finished) -> None:
-        delivery, error = finished.delivery, finished.error
+    def hear(
+        self, delivery: Delivery, outcome: str, took_s: float, error: BaseException | None
+    ) -> None:
         fields = {
             "topic": delivery.topic,
             "group": delivery.group,
             "id": str(delivery.id),
             "key": delivery.key,
             "attempt": delivery.attempt,
-            "outcome": finished.outcome,
-            "took_ms": round(finished.took_s * 1000, 1),
+            "outcome": outcome,
+            "took_ms": round(took_s * 1000, 1),
             "late_ms": late_ms(delivery),
             "error": None if error is None else error_text(delivery, error),
         }
@@ -743,12 +714,14 @@ class LiveLine(View):
             drawing.cancel()
             self._live.update(self._line(worker), refresh=True)
 
-    def hear(self, worker: Worker, finished: Finished) -> None:
-        if finished.outcome in HANDLED:
+    def hear(
+        self, delivery: Delivery, outcome: str, took_s: float, error: BaseException | None
+    ) -> None:
+        if outcome in HANDLED:
             self._handled += 1
-        elif finished.outcome not in GIVEN_BACK:
+        elif outcome not in GIVEN_BACK:
             self._failed += 1
-        self._late_ms[-1] = max(self._late_ms[-1], late_ms(finished.delivery))
+        self._late_ms[-1] = max(self._late_ms[-1], late_ms(delivery))
 
     async def _draw(self, worker: Worker) -> None:
         while True:

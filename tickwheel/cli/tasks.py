@@ -22,25 +22,33 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, Unpack
+from typing import Annotated, Any, TypedDict, TypeVar, Unpack
 
 from tickwheel import environment
 from tickwheel.api.kinds import Properties, Span, Window
 from tickwheel.api.tasks import (
     DeadPage,
     Explanation,
-    Reason,
+    Failure,
     check_selection,
     kept_options,
     success_outcomes,
 )
+from tickwheel.api.times import moment
 from tickwheel.api.verbs import VERBS
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, confirmed, given
 from tickwheel.cli.declared import declared, listed
@@ -84,7 +92,6 @@ from tickwheel.cli.output import (
     printable,
     progress_bar,
     remark,
-    spec_duration,
     stored_fields,
     stored_text,
     text_columns,
@@ -92,7 +99,10 @@ from tickwheel.cli.output import (
 )
 from tickwheel.client import BulkInfo, BulkPreview, Client, DeadLetter, TaskInfo, TaskOutcome
 from tickwheel.errors import BadRequest, ConnectionLost, Unreachable
-from tickwheel.model.records import CONSUMER_DIED
+from tickwheel.model.policies import duration_spec
+from tickwheel.model.records import CONSUMER_DIED, id_time_ms
+
+T = TypeVar("T")
 
 NOT_THERE = frozenset(("unknown", "gone"))
 METHODS = {verb.bulk: verb.methods[0].name for verb in VERBS.values() if verb.bulk}
@@ -153,7 +163,7 @@ async def _change(
     verb, bulk_options = METHODS[kind], {n: v for n, v in options.items() if n not in TASK_NAMES}
     check_selection(ids or None, topic, key, bulk_options or None)
     if bulk_options:
-        return await do_bulk(call, Matching(kind, topic, bulk_options, arguments))
+        return await do_bulk(call, kind, topic, bulk_options, arguments)
     async with call.client() as client:
         if ids:
             results = await getattr(client, f"{verb}_many")(ids, **arguments)
@@ -163,7 +173,13 @@ async def _change(
     for task_id, answer in zip_longest(ids or (), results):
         outcome = TaskOutcome(task_id, answer) if isinstance(answer, str) else answer
         statuses.append(outcome.status)
-        _show_change(call, outcome)
+        shown_id, due_ms = None if outcome.id is None else str(outcome.id), outcome.due_ms
+        fields: dict[str, Any] = {"id": shown_id, "status": outcome.status}
+        line = f"{shown_id or 'no task'}  {outcome.status.replace('_', ' ')}"
+        if due_ms is not None:
+            fields |= {"due_ms": due_ms, "due": iso_time(due_ms)}
+            line += f", due {format_time(due_ms)}"
+        call.out.result(fields, line)
     return verdict(statuses, set(success_outcomes(kind)))
 
 
@@ -182,16 +198,31 @@ async def show(
 
     Select tasks by ids, or the newest with a key: a stored task, else one in the history.
     """
-    if key is not None:
-        if ids:
-            raise BadRequest("give either ids or --key")
-        return await _show_key(call, key, topic, before, flow, history)
-    if not ids:
+    if bool(ids) == (key is not None):
         raise BadRequest("give either ids or --key")
-    if topic is not None or before is not None:
+    if key is None and (topic is not None or before is not None):
         raise BadRequest("--topic and --before require --key")
+    has_files = bool(history or environment.value(DIR_ENV))
+    folder = folder_of(history, "--history") if flow and has_files else None
+    if key is not None:
+        info = await _ask(
+            call, lambda client: client.find(key, topic=topic, not_after=before), has_files
+        )
+        if info is not None and not flow:
+            show_task(call.out, info)
+            return 0
+        ids, flow = [] if info is None else [info.id], True
+        if info is None and has_files:
+            folder = folder_of(history, "--history")
+            ids = _newest_in_history(call, folder, key, topic, before)
+        if not ids:
+            where = "" if topic is None else f" in topic {topic}"
+            also = ", or in the history" if has_files else ""
+            call.out.remark(f"not_found: no task with key {key!r:.80}{where} is stored{also}")
+            return EXIT_NOT_FOUND
+    assert ids
     if flow:
-        return await _show_flow(call, ids, history)
+        return await _show_flow(call, ids, folder)
     states = []
     async with call.client() as client:
         for task_id in ids:
@@ -204,37 +235,97 @@ async def show(
     return EXIT_NOT_FOUND if any(state in NOT_THERE for state in states) else 0
 
 
+async def _ask(call: Call, question: Callable[[Client], Awaitable[T]], has_files: bool) -> T | None:
+    """Return the daemon's answer. If there are files of the history, an unreachable daemon is a
+    remark, and the answer None."""
+    try:
+        return await call.ask(question)
+    except (Unreachable, ConnectionLost) as error:
+        if not has_files:
+            raise
+        call.out.remark(f"{error.code}: {error.message}; using only the history")
+        return None
+
+
+def _newest_in_history(
+    call: Call, folder: Path, key: str, topic: str | None, before: datetime | None
+) -> list[int]:
+    """Return the id of the newest task with the key; empty if there is none."""
+    from tickwheel.history.read import Query, newest_id
+    from tickwheel.history.segments import Tally
+
+    tally = Tally()
+    until_ms = None if before is None else round(before.timestamp() * 1000) + 1
+    task_id = newest_id(folder, Query(key=key, topic=topic, until_ms=until_ms), tally)
+    remark_skipped(call, tally)
+    return [] if task_id is None else [task_id]
+
+
+async def _show_flow(call: Call, ids: Sequence[int], folder: Path | None) -> int:
+    """Show the history of tasks from the files in ``folder``, or from the daemon. Return exit code
+    4 if a task has no history."""
+    missing = 0
+    if folder is not None:
+        from tickwheel.history.read import flow
+        from tickwheel.history.segments import Tally
+
+        async def look_up(client: Client) -> dict[int, TaskInfo]:
+            return {task_id: await client.lookup(task_id) for task_id in ids}
+
+        infos = await _ask(call, look_up, has_files=True) or {}
+        for task_id in ids:
+            tally = Tally()
+            events = flow(folder, task_id, id_time_ms(task_id), tally)
+            source = f"the history in {folder}"
+            missing += not _show_events(call, task_id, infos.get(task_id), events, source)
+            remark_skipped(call, tally)
+        return EXIT_NOT_FOUND if missing else 0
+    async with call.client() as client:
+        for task_id in ids:
+            info, answer = await client.lookup(task_id), await client.task_history(task_id)
+            if not answer.is_kept:
+                call.out.remark("the daemon keeps no history (history_dir is not set)")
+            elif not answer.complete:
+                call.out.remark("the history is too long for one answer: use --history DIR")
+            missing += not _show_events(call, task_id, info, answer.events, "the daemon's history")
+    return EXIT_NOT_FOUND if missing else 0
+
+
+def _show_events(
+    call: Call, task_id: int, info: TaskInfo | None, events: Sequence[dict[str, Any]], source: str
+) -> bool:
+    """Show the state and the events of a task. Return whether it has events."""
+    is_known = info is not None and info.state not in NOT_THERE
+    if call.out.as_json:
+        fields = task_fields(info) if info is not None else {"id": str(task_id)}
+        call.out.record({**fields, "flow": events})
+    else:
+        if info is not None and is_known:
+            call.out.grid(task_grid(info))
+        if events:
+            call.out.grid(flow_grid(task_id, events))
+        elif is_known:
+            call.out.remark(f"{source} has no events of task {task_id}")
+        else:
+            call.out.remark(f"not_found: task {task_id} is unknown")
+    return bool(events)
+
+
+# --- explain -------------------------------------------------------------------------------------
+
 NOT_KNOWN = frozenset(("gone", "not_found"))
 """Causes of an unknown task."""
 
 
-def _show_reason(out: Output, reason: Reason) -> None:
-    out.line(printable(f"{reason.cause.replace('_', ' ')}: {reason.detail}"))
-    if reason.command:
-        out.line(printable(f"  {reason.command}"))
-
-
-def explained_fields(explanation: Explanation) -> dict[str, Any]:
-    """Return an explanation for ``--json``, with ids as text."""
-
-    def with_text_ids(reason: Mapping[str, Any]) -> dict[str, Any]:
-        ids = {name: reason.get(name) for name in ("id", "behind") if name in reason}
-        return {**reason, **{name: value and str(value) for name, value in ids.items()}}
-
-    raw = with_text_ids(explanation.raw)
-    return raw | {"others": [with_text_ids(reason) for reason in raw.get("others", ())]}
-
-
 def _show_explained(call: Call, request: Mapping[str, Any], explanation: Explanation) -> int:
-    if call.out.as_json:
-        call.out.record(explained_fields(explanation))
-    else:
-        _show_reason(call.out, explanation)
-        for reason in explanation.others:
-            call.out.line("")
-            _show_reason(call.out, reason)
-        if explanation.others_left_out:
-            call.out.remark(f"{explanation.others_left_out:,} more groups are left out")
+    lines: list[str] = []
+    for reason in (explanation, *explanation.others):
+        lines += ["", printable(f"{reason.cause.replace('_', ' ')}: {reason.detail}")]
+        if reason.command:
+            lines.append(printable(f"  {reason.command}"))
+    call.out.result(fields_of(explanation), *lines[1:])
+    if explanation.others_left_out and not call.out.as_json:
+        call.out.remark(f"{explanation.others_left_out:,} more groups are left out")
     return EXIT_NOT_FOUND if explanation.cause in NOT_KNOWN else 0
 
 
@@ -258,132 +349,6 @@ def verdict(statuses: Sequence[str], good: set[str]) -> int:
     return EXIT_NOT_FOUND if all(status in NOT_THERE for status in bad) else EXIT_FAILED
 
 
-def _show_change(call: Call, outcome: TaskOutcome) -> None:
-    shown, due_ms = None if outcome.id is None else str(outcome.id), outcome.due_ms
-    due = {} if due_ms is None else {"due_ms": due_ms, "due": iso_time(due_ms)}
-    when = "" if due_ms is None else f", due {format_time(due_ms)}"
-    line = f"{shown or 'no task'}  {outcome.status.replace('_', ' ')}{when}"
-    call.out.result({"id": shown, "status": outcome.status, **due}, line)
-
-
-# --- by key --------------------------------------------------------------------------------------
-
-
-async def _show_key(
-    call: Call,
-    key: str,
-    topic: str | None,
-    before: datetime | None,
-    flow: bool,
-    history: str | None,
-) -> int:
-    """Show the newest task of a key. Return exit code 4 if there is none."""
-    has_files = bool(history or environment.value(DIR_ENV))
-    if flow and has_files:
-        folder_of(history, "--history")
-    info: TaskInfo | None = None
-    try:
-        async with call.client() as client:
-            info = await client.find(key, topic=topic, not_after=before)
-    except (Unreachable, ConnectionLost) as error:
-        if not has_files:
-            raise
-        call.out.remark(f"{error.code}: {error.message}; using only the history")
-    if info is not None:
-        if flow:
-            return await _show_flow(call, [info.id], history)
-        show_task(call.out, info)
-        return 0
-    task_id = _in_history(call, key, topic, before, history) if has_files else None
-    if task_id is not None:
-        return await _show_flow(call, [task_id], history)
-    where = "" if topic is None else f" in topic {topic}"
-    also = ", or in the history" if has_files else ""
-    call.out.remark(f"not_found: no task with key {key!r:.80}{where} is stored{also}")
-    return EXIT_NOT_FOUND
-
-
-def _in_history(
-    call: Call, key: str, topic: str | None, before: datetime | None, history: str | None
-) -> int | None:
-    from tickwheel.history.read import Query, newest_id
-    from tickwheel.history.segments import Tally
-
-    tally = Tally()
-    until_ms = None if before is None else round(before.timestamp() * 1000) + 1
-    query = Query(key=key, topic=topic, until_ms=until_ms)
-    task_id = newest_id(folder_of(history, "--history"), query, tally)
-    remark_skipped(call, tally)
-    return task_id
-
-
-# --- with the history ----------------------------------------------------------------------------
-
-
-async def _show_flow(call: Call, ids: Sequence[int], history: str | None) -> int:
-    """Show the history of tasks from the files in ``history``, or from the daemon. Return exit code
-    4 if a task has no history."""
-    missing = 0
-    if history or environment.value(DIR_ENV):
-        folder = folder_of(history, "--history")
-        infos = await _look_up(call, ids)
-        for task_id in ids:
-            missing += not _show_story(call, task_id, infos.get(task_id), folder)
-        return EXIT_NOT_FOUND if missing else 0
-    async with call.client() as client:
-        for task_id in ids:
-            info, answer = await client.lookup(task_id), await client.task_history(task_id)
-            if not answer.is_kept:
-                call.out.remark("the daemon keeps no history (history_dir is not set)")
-            elif not answer.complete:
-                call.out.remark("the history is too long for one answer: use --history DIR")
-            missing += not _show_events(call, task_id, info, answer.events, "the daemon's history")
-    return EXIT_NOT_FOUND if missing else 0
-
-
-async def _look_up(call: Call, ids: Sequence[int]) -> dict[int, TaskInfo]:
-    """Return the current state of tasks; empty without a daemon."""
-    try:
-        async with call.client() as client:
-            return {task_id: await client.lookup(task_id) for task_id in ids}
-    except (Unreachable, ConnectionLost) as error:
-        call.out.remark(f"{error.code}: {error.message}; using only the history")
-        return {}
-
-
-def _show_story(call: Call, task_id: int, info: TaskInfo | None, folder: Path) -> bool:
-    """Show the history of a task. Return whether it has one."""
-    from tickwheel.history.read import flow
-    from tickwheel.history.segments import Tally
-    from tickwheel.model.records import id_time_ms
-
-    tally = Tally()
-    events = flow(folder, task_id, id_time_ms(task_id), tally)
-    is_found = _show_events(call, task_id, info, events, f"the history in {folder}")
-    remark_skipped(call, tally)
-    return is_found
-
-
-def _show_events(
-    call: Call, task_id: int, info: TaskInfo | None, events: Sequence[dict[str, Any]], source: str
-) -> bool:
-    """Show the state and the events of a task. Return whether it has events."""
-    is_known = info is not None and info.state not in NOT_THERE
-    if call.out.as_json:
-        fields = task_fields(info) if info is not None else {"id": str(task_id)}
-        call.out.record({**fields, "flow": events})
-    else:
-        if info is not None and is_known:
-            call.out.grid(task_grid(info))
-        if events:
-            call.out.grid(flow_grid(task_id, events))
-        elif is_known:
-            call.out.remark(f"{source} has no events of task {task_id}")
-        else:
-            call.out.remark(f"not_found: task {task_id} is unknown")
-    return bool(events)
-
-
 # --- tables and JSON of tasks --------------------------------------------------------------------
 
 REASON_SHOWN_MAX = 60
@@ -395,14 +360,16 @@ def task_fields(info: TaskInfo) -> dict[str, Any]:
     fields: dict[str, Any] = {"id": str(raw.pop("id")), "state": raw.pop("state")}
     if isinstance(body := raw.pop("body", None), bytes):
         fields |= stored_fields(raw["topic"], body, raw.pop("encoding", None))
-    groups = raw.pop("groups", None)
-    fields |= raw
-    if groups is not None:
-        fields["groups"] = {
-            name: {**group, "failures": named_failures(group.get("failures", ()))}
-            for name, group in groups.items()
+    if info.groups:
+        raw["groups"] = {
+            name: {**group, "failures": failure_fields(info.groups[name].failures)}
+            for name, group in raw["groups"].items()
         }
-    return fields
+    return fields | raw
+
+
+def failure_fields(failures: Iterable[Failure]) -> list[dict[str, Any]]:
+    return [failure._asdict() for failure in failures]
 
 
 def task_line(info: TaskInfo) -> str:
@@ -413,34 +380,20 @@ def task_line(info: TaskInfo) -> str:
 
 def show_task(out: Output, info: TaskInfo) -> None:
     """Show a task, as JSON or for people."""
-    if out.as_json:
-        out.record(task_fields(info))
-        return
-    out.grid(task_grid(info))
+    shown: list[str | Grid] = [task_grid(info)]
     if info.groups:
-        out.grid(attempts_grid(info))
-    for name, group in _groups(info).items():
-        for failure in named_failures(group.get("failures", ())):
-            if trace := failure.get("trace"):
-                out.line(f"\ngroup {printable(name)}, attempt {failure['attempt']}:")
-                for line in trace.splitlines():
-                    out.line(f"  {printable(line)}")
-
-
-def named_failures(failures: Any) -> list[dict[str, Any]]:
-    """Convert ``[[attempt, at_ms, reason, subscriber], …]`` to maps with names."""
-    names = ("attempt", "at_ms", "reason", "subscriber", "trace")
-    return [dict(zip(names, failure, strict=False)) for failure in failures]
+        shown.append(attempts_grid(info))
+    for name, group in info.groups.items():
+        for failure in group.failures:
+            if failure.trace:
+                shown.append(f"\ngroup {printable(name)}, attempt {failure.attempt}:")
+                shown += (f"  {printable(line)}" for line in failure.trace.splitlines())
+    out.result(task_fields(info), *shown)
 
 
 def dead_groups(info: TaskInfo) -> list[str]:
     """Return the groups in which the task is a dead letter."""
-    return [name for name, group in _groups(info).items() if group.get("state") == "dead"]
-
-
-def _groups(info: TaskInfo) -> Mapping[str, Mapping[str, Any]]:
-    groups: Mapping[str, Mapping[str, Any]] = info.raw.get("groups") or {}
-    return groups
+    return [name for name, group in info.groups.items() if group.state == "dead"]
 
 
 def task_grid(info: TaskInfo) -> Grid:
@@ -487,23 +440,21 @@ def _window_text(raw: Mapping[str, Any]) -> str | None:
         return None
     chosen = asked_ms <= raw["due_ms"] <= asked_ms + within_ms
     choice = "at its emptiest moment" if chosen else "rescheduled since"
-    return f"{spec_duration(within_ms)}, {choice}"
+    return f"{duration_spec(within_ms)}, {choice}"
 
 
 def attempts_grid(info: TaskInfo) -> Grid:
     """Return a table of a task's failures in each group, with their reasons."""
     heads = ("group", "state", "attempt", "at", "retries left", "subscriber", "reason")
     grid = Grid(heads, right=("attempt", "retries left"))
-    for name, group in _groups(info).items():
-        for failure in named_failures(group.get("failures", ())):
-            texts = printable(failure.get("subscriber") or "-"), printable(failure["reason"] or "-")
-            at = format_time(failure["at_ms"])
-            end = "died" if str(failure["reason"]).startswith(CONSUMER_DIED) else "failed"
-            grid.rows.append((name, end, str(failure["attempt"]), at, "", *texts))
-        state = str(group.get("state")).replace("_", " ")
-        at = format_time(group.get("at_ms") or None)
-        left = format_count(group.get("retries_left"))
-        grid.rows.append((name, state, str(group.get("attempt")), at, left, "", ""))
+    for name, group in info.groups.items():
+        for failure in group.failures:
+            end = "died" if failure.reason.startswith(CONSUMER_DIED) else "failed"
+            at = format_time(failure.at_ms)
+            texts = printable(failure.subscriber or "-"), printable(failure.reason or "-")
+            grid.rows.append((name, end, str(failure.attempt), at, "", *texts))
+        at, left = format_time(group.at_ms or None), format_count(group.retries_left)
+        grid.rows.append((name, head(group.state), str(group.attempt), at, left, "", ""))
     return grid
 
 
@@ -534,25 +485,16 @@ def reason_text(reason: str | None) -> str:
 # --- bulk operations -----------------------------------------------------------------------------
 
 LOOK_S = 0.25
-_WORDS = {
-    "cancel": "Cancel",
-    "reschedule": "Reschedule",
-    "spread": "Spread",
-    "run_now": "Run now",
-    "requeue": "Requeue",
-    "delete": "Delete for good",
+ENDS_TASKS = {
+    "cancel": ("tasks", "Cancel", "cancelled"),
+    "delete": ("dead letters", "Delete for good", "deleted for good"),
 }
-OF_DEAD_LETTERS = ("requeue", "delete")
-ENDS_TASKS = ("cancel", "delete")
-"""Operations that cannot be undone: these ask first."""
+"""Operations that cannot be undone, which ask first: what they change, and words about it."""
 NON_SELECTING = ("all_", "dry_run", "yes", "wait", "rate")
 """Options of a bulk operation that do not select tasks."""
 
 
 def _show_bulk(call: Call, request: Mapping[str, Any], bulk: BulkInfo) -> None:
-    if call.out.as_json:
-        call.out.record(fields_of(bulk))
-        return
     facts: dict[str, str | int] = {"kind": bulk.kind, "topic": bulk.topic, "state": bulk.state}
     for name in ("selection", "arguments", "refused"):
         for key, value in bulk.raw[name].items():
@@ -562,7 +504,7 @@ def _show_bulk(call: Call, request: Mapping[str, Any], bulk: BulkInfo) -> None:
     facts |= {"looked at": bulk.looked_at, "matched": bulk.matched, "changed": bulk.changed}
     facts |= time_facts(bulk)
     facts |= {n: bulk.raw[n] for n in ("by", "note") if bulk.raw[n]}
-    call.out.grid(facts_grid(("bulk", bulk.id), facts))
+    call.out.result(fields_of(bulk), facts_grid(("bulk", bulk.id), facts))
 
 
 def say_bulk(call: Call, bulk: BulkInfo) -> int:
@@ -601,67 +543,56 @@ def _reasons(refused: Mapping[str, int]) -> str:
 # --- commands with a selection -------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Matching:
-    """The options of a command with a selection."""
-
-    kind: str
-    topic: str | None
-    options: Mapping[str, Any]
-    """The given options by the client's names: those that select, and NON_SELECTING."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def selection(self) -> Any:
-        """The options that select."""
-        return {name: value for name, value in self.options.items() if name not in NON_SELECTING}
-
-    def described(self) -> str:
-        """Return the selection in words, for a question."""
-        noun = "dead letters" if self.kind in OF_DEAD_LETTERS else "tasks"
-        named = (
-            (name.replace("_", "-"), v.isoformat() if isinstance(v, datetime) else v)
-            for name, v in self.selection.items()
-        )
-        parts = ", ".join(f"{name} {value}" for name, value in named)
-        return f"{noun} of topic {self.topic}" + (f" with {parts}" if parts else "")
-
-
-async def do_bulk(call: Call, matching: Matching) -> int:
-    """Try a bulk operation, or confirm and create it, and follow it with ``--wait``."""
-    options = matching.options
-    if matching.topic is None:
+async def do_bulk(
+    call: Call,
+    kind: str,
+    topic: str | None,
+    options: Mapping[str, Any],
+    arguments: Mapping[str, Any] = {},
+) -> int:
+    """Try a bulk operation, or confirm and start it. ``options`` are those that select, by the
+    client's names, and NON_SELECTING."""
+    selection: Any = {name: v for name, v in options.items() if name not in NON_SELECTING}
+    if topic is None:
         raise BadRequest("a selection requires --topic")
-    if not matching.selection and not options.get("all_"):
+    if not selection and not options.get("all_"):
         raise BadRequest("give --where, --tags, --key-prefix or another selection, or --all")
+
+    async def preview() -> BulkPreview:
+        return await call.ask(lambda c: c.preview_bulk(kind, topic, selection, **arguments))
+
     if options.get("dry_run"):
-        _say_preview(call, matching, await _try(call, matching))
+        _show_preview(call, {"kind": kind, "topic": topic}, await preview())
         return 0
-    if matching.kind in ENDS_TASKS and not options.get("yes"):
-        subject = f"{(await _try(call, matching)).would_change:,} {matching.described()}"
-        ends = "cancelled" if matching.kind == "cancel" else "deleted for good"
-        if not confirmed(call, f"{subject} would be {ends}", f"{_WORDS[matching.kind]} {subject}?"):
+    if kind in ENDS_TASKS and not options.get("yes"):
+        noun, verb, ended = ENDS_TASKS[kind]
+        parts = ", ".join(
+            f"{name.replace('_', '-')} {v.isoformat() if isinstance(v, datetime) else v}"
+            for name, v in selection.items()
+        )
+        subject = f"{(await preview()).would_change:,} {noun} of topic {topic}"
+        subject += f" with {parts}" if parts else ""
+        if not confirmed(call, f"{subject} would be {ended}", f"{verb} {subject}?"):
             return EXIT_FAILED
+    rate = options.get("rate")
+    return await start_bulk(
+        call,
+        lambda client: getattr(client, METHODS[kind])(
+            topic=topic, filter=selection, rate=rate, **arguments
+        ),
+        wait=bool(options.get("wait")),
+    )
+
+
+async def start_bulk(
+    call: Call, start: Callable[[Client], Awaitable[BulkInfo]], *, wait: bool
+) -> int:
+    """Start a bulk operation, follow it if ``wait``, and show it. Return the exit code."""
     async with call.client() as client:
-        bulk = await _make(client, matching)
-        if options.get("wait"):
+        bulk = await start(client)
+        if wait:
             bulk = await follow_bulk(client, bulk)
     return say_bulk(call, bulk)
-
-
-async def _try(call: Call, matching: Matching) -> BulkPreview:
-    kind, topic, selection = matching.kind, str(matching.topic), matching.selection
-    return await call.ask(
-        lambda client: client.preview_bulk(kind, topic, selection, **matching.arguments)
-    )
-
-
-async def _make(client: Client, matching: Matching) -> BulkInfo:
-    verb, rate = getattr(client, METHODS[matching.kind]), matching.options.get("rate")
-    bulk: BulkInfo = await verb(
-        topic=matching.topic, filter=matching.selection, rate=rate, **matching.arguments
-    )
-    return bulk
 
 
 async def follow_bulk(client: Client, bulk: BulkInfo) -> BulkInfo:
@@ -688,19 +619,13 @@ async def follow_bulk(client: Client, bulk: BulkInfo) -> BulkInfo:
     return bulk
 
 
-def _say_preview(call: Call, matching: Matching, preview: BulkPreview) -> None:
-    if call.out.as_json:
-        numbers = {
-            n: getattr(preview, n) for n in ("looked_at", "matched", "would_change", "refused")
-        }
-        examples = [str(task_id) for task_id in preview.examples]
-        head_fields = {"kind": matching.kind, "topic": matching.topic}
-        call.out.record(head_fields | numbers | {"examples": examples})
-        return
+def _show_preview(call: Call, labels: Mapping[str, Any], preview: BulkPreview) -> None:
+    names = ("looked_at", "matched", "would_change", "refused")
+    fields = {**labels, **{name: getattr(preview, name) for name in names}}
+    examples = list(map(str, preview.examples))
     counts = f"{preview.would_change:,} of {preview.looked_at:,} would be changed"
-    call.out.line(f"dry run  {counts}{_reasons(preview.refused)}")
-    for task_id in preview.examples:
-        call.out.line(f"{task_id}")
+    line = f"dry run  {counts}{_reasons(preview.refused)}"
+    call.out.result(fields | {"examples": examples}, line, *examples)
 
 
 # --- dead letters --------------------------------------------------------------------------------
@@ -717,7 +642,7 @@ NO_DEAD_LETTER = "unknown"
 """The status of a task that is not, or no longer, a dead letter of the group."""
 
 TTL_OVER = "ttl_over"
-_DONE = {"requeue": "requeued", "delete": "deleted"}
+DONE = {"requeue": "requeued", "delete": "deleted"}
 
 OptionalIds = Annotated[
     list[str] | None, argument("ID...", "The tasks' ids, instead of filters or --all.")
@@ -729,6 +654,7 @@ class SelectOptions(TypedDict, total=False):
 
 
 derive(SelectOptions, DeadPage.fields()[:-2], past_time_option)  # without place and size of a page
+SELECTING = tuple(SelectOptions.__annotations__)
 
 
 class SettleOptions(SelectOptions, DeadBulkOptions, total=False):
@@ -785,88 +711,106 @@ async def _settle(
     kind: str,
     ids: list[str] | None,
     rate: float | None,
-    options: SettleOptions,
+    options: Mapping[str, Any],
     arguments: Mapping[str, Any] = {},
 ) -> int:
-    selection = Selection(**{name: options.get(name) for name in _SELECTING})  # type: ignore[arg-type]  # of one block
+    """Settle dead letters by ids, page by page, or in a bulk operation."""
+    query = {name: value for name, value in options.items() if name in SELECTING}
     # Options that only a bulk operation has; for a delete the rate is one of them.
-    if options.keys() - {*_SELECTING, "all_"} or (kind == "delete" and rate is not None):
-        if ids or selection.since is not None or selection.until is not None:
+    if options.keys() - {*SELECTING, "all_"} or (kind == "delete" and rate is not None):
+        if ids or query.keys() & {"since", "until"}:
             raise BadRequest(
                 "ids, --since and --until cannot be combined with --where and other options of a"
                 " bulk operation, which selects by --topic and the tasks' fields"
             )
         bulk_options = {name: value for name, value in options.items() if name != "topic"}
         bulk_options |= given({"rate": rate})
-        return await do_bulk(call, Matching(kind, selection.topic, bulk_options, arguments))
-    task_ids = _check(ids, selection, bool(options.get("all_")))
+        return await do_bulk(call, kind, query.get("topic"), bulk_options, arguments)
+    if not ids and not query and "all_" not in options:
+        raise BadRequest("give ids, or --topic, --group, --since, --until, --reason, or --all")
+    if ids and "all_" in options:
+        raise BadRequest("give ids or --all, not both")
+    for name in query:
+        if ids and name != "group":
+            raise BadRequest(f"--{name} cannot be combined with ids")
+    try:
+        task_ids = [parse_id(text) for text in ids or ()]
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
     async with call.client() as client:
         settle: Settle = client.dead_delete
         if kind == "requeue":
             settle = partial(client.dead_requeue, **arguments)
-        good = _DONE[kind]
         if task_ids:
-            return await _by_id(call, client, settle, good, task_ids, selection.group)
-        return await _selected(call, client, settle, good, selection, rate)
+            return await _by_id(call, client, settle, DONE[kind], task_ids, query.get("group"))
+        return await _selected(call, client, settle, DONE[kind], query, rate)
 
 
 async def purge(
     call: Call, topic: TopicOption = None, group: GroupOption = None, yes: YesOption = False
 ) -> int:
     """Delete all dead letters of a topic, a group, or the daemon, after a confirmation."""
-    selection = Selection(topic, group)
+    query = given({"topic": topic, "group": group})
     if not yes:
-        count = await call.ask(lambda client: count_dead(client, selection))
-        scope = "".join(f" of {n} {v}" for n, v in (("topic", topic), ("group", group)) if v)
+        count = await call.ask(lambda client: count_dead(client, query))
+        scope = "".join(f" of {name} {value}" for name, value in query.items())
         subject = f"{count:,} dead letters{scope}"
         refusal, question = f"{subject} would be deleted for good", f"Delete {subject} for good?"
         if not confirmed(call, refusal, question, "nothing was deleted"):
             return EXIT_FAILED
     async with call.client() as client:
-        return await _selected(call, client, client.dead_delete, "deleted", selection, None)
-
-
-# --- settling by ids -----------------------------------------------------------------------------
-
-
-def _check(ids: list[str] | None, selection: Selection, all_: bool) -> list[int]:
-    """Return the ids; none for a selection. Without ids or filters ``--all`` is required."""
-    if not ids and not all_ and not selection.query():
-        raise BadRequest("give ids, or --topic, --group, --since, --until, --reason, or --all")
-    if ids and all_:
-        raise BadRequest("give ids or --all, not both")
-    for name in ("topic", "since", "until", "reason"):
-        if ids and getattr(selection, name) is not None:
-            raise BadRequest(f"--{name} cannot be combined with ids")
-    try:
-        return [parse_id(text) for text in ids or ()]
-    except ValueError as error:
-        raise BadRequest(str(error)) from None
+        return await _selected(call, client, client.dead_delete, DONE["delete"], query, None)
 
 
 async def _selected(
-    call: Call, client: Client, settle: Settle, good: str, selection: Selection, rate: float | None
+    call: Call,
+    client: Client,
+    settle: Settle,
+    good: str,
+    query: Mapping[str, Any],
+    rate: float | None,
 ) -> int:
-    tally = Tally(good)
+    """Settle each dead letter that ``Client.dead_list(**query)`` finds and that died before now, by
+    the daemon's clock. Show how many have which status. Return the exit code."""
+    is_counted = sys.stderr.isatty() and not query.keys() & {"since", "until", "reason"}
+    total = await count_dead(client, query) if is_counted else None
+    letters = client.dead_list(**{"until": moment(client.server_info["now_ms"] + 1), **query})
+    columns = ("MofNCompleteColumn", "BarColumn", "TimeRemainingColumn")
+    statuses: Counter[str] = Counter()
+    began_s, size = time.monotonic(), chunk_size(rate)
     try:
-        await settle_selection(client, selection, settle, tally, rate)
+        with progress_bar(*columns, total=total) as update:
+            while chunk := [letter async for letter in _first(letters, size)]:
+                statuses.update(await settle([(letter.id, letter.group) for letter in chunk]))
+                update(advance=len(chunk))
+                wait_s = pause_s(statuses.total(), time.monotonic() - began_s, rate)
+                if wait_s:
+                    await asyncio.sleep(wait_s)
     except BaseException:
-        if tally.matched:
+        if statuses:
             call.out.remark(
-                f"{tally.statuses[good]} {good} before this error; repeat the command for the"
-                " others"
+                f"{statuses[good]} {good} before this error; repeat the command for the others"
             )
         raise
-    call.out.result(tally.fields(), tally.sentence())
-    _remark_ttl_over(call, tally.statuses[TTL_OVER])
-    return verdict([status for status in tally.statuses if status != NO_DEAD_LETTER], {good})
+    took_s = time.monotonic() - began_s
+    counted = {good: statuses[good], **statuses}
+    fields = {"matched": statuses.total(), **counted, "took_s": round(took_s, 3)}
+    others = {status: n for status, n in statuses.items() if status != good}
+    line = f"{statuses[good]:,} {good}{_reasons(others)} in {format_duration(took_s)}"
+    call.out.result(fields, line)
+    _remark_ttl_over(call, statuses[TTL_OVER])
+    return verdict([status for status in statuses if status != NO_DEAD_LETTER], {good})
 
 
 async def _by_id(
     call: Call, client: Client, settle: Settle, good: str, ids: list[int], group: str | None
 ) -> int:
     """Settle dead letters by id and show each. Return the exit code."""
-    pairs = await _pairs_of(client, ids, group)
+    if group is not None:
+        pairs = [(task_id, group) for task_id in ids]
+    else:
+        infos = await client.lookup_many(ids)
+        pairs = [(info.id, name) for info in infos for name in dead_groups(info) or [""]]
     dead = [pair for pair in pairs if pair[1]]
     answers = dict(zip(dead, await settle(dead), strict=True)) if dead else {}
     for pair in pairs:
@@ -886,70 +830,6 @@ def _remark_ttl_over(call: Call, count: int) -> None:
         )
 
 
-async def _pairs_of(client: Client, ids: list[int], group: str | None) -> list[Pair]:
-    """Return (id, group) of each task: all groups in which it is dead, or "" for none."""
-    if group is not None:
-        return [(task_id, group) for task_id in ids]
-    pairs: list[Pair] = []
-    for info in await client.lookup_many(ids):
-        pairs.extend((info.id, name) for name in dead_groups(info) or [""])
-    return pairs
-
-
-# --- by selection --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Selection:
-    """The selection of ``--topic --group --since --until --reason``."""
-
-    topic: str | None = None
-    group: str | None = None
-    since: datetime | None = None
-    until: datetime | None = None
-    reason: str | None = None
-
-    @property
-    def counted(self) -> bool:
-        """Whether the daemon's counts include the number of selected dead letters."""
-        return not self.query().keys() & {"since", "until", "reason"}
-
-    def query(self) -> dict[str, Any]:
-        """Return the selection as arguments of ``Client.dead_list``."""
-        return given(vars(self))
-
-
-_SELECTING = tuple(field_.name for field_ in fields(Selection))
-
-
-@dataclass
-class Tally:
-    """The statuses of the selected dead letters."""
-
-    good: str
-    """The requested status."""
-    began_s: float = field(default_factory=time.monotonic)
-    statuses: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def matched(self) -> int:
-        return self.statuses.total()
-
-    def fields(self) -> dict[str, Any]:
-        counted = {self.good: self.statuses[self.good], **self.statuses}
-        took_s = round(time.monotonic() - self.began_s, 3)
-        return {"matched": self.matched, **counted, "took_s": took_s}
-
-    def sentence(self) -> str:
-        others = [
-            f", {n:,} {status.replace('_', ' ')}"
-            for status, n in sorted(self.statuses.items())
-            if status != self.good
-        ]
-        took = format_duration(time.monotonic() - self.began_s)
-        return f"{self.statuses[self.good]:,} {self.good}{''.join(others)} in {took}"
-
-
 def chunk_size(rate: float | None) -> int:
     """Return the dead letters of one request."""
     return CHUNK_MAX if rate is None else min(CHUNK_MAX, max(1, int(rate / CHUNKS_PER_S)))
@@ -960,52 +840,23 @@ def pause_s(done: int, elapsed_s: float, rate: float | None) -> float:
     return 0.0 if rate is None else max(0.0, done / rate - elapsed_s)
 
 
-async def settle_selection(
-    client: Client, selection: Selection, settle: Settle, tally: Tally, rate: float | None
-) -> None:
-    """Settle each selected dead letter. ``tally`` is exact at every moment, even when
-    interrupted."""
-    query = selection.query()
-    query.setdefault("until", _daemon_now(client))
-    is_counted = sys.stderr.isatty() and selection.counted
-    total = await count_dead(client, selection) if is_counted else None
-    columns = ("MofNCompleteColumn", "BarColumn", "TimeRemainingColumn")
-    with progress_bar(*columns, total=total) as update:
-        async for pairs in _chunks(client.dead_list(**query), chunk_size(rate)):
-            tally.statuses.update(await settle(pairs))
-            update(advance=len(pairs))
-            wait_s = pause_s(tally.matched, time.monotonic() - tally.began_s, rate)
-            if wait_s:
-                await asyncio.sleep(wait_s)
+async def _first(items: AsyncIterator[T], count: int) -> AsyncIterator[T]:
+    """Yield the next items, up to ``count``."""
+    for _ in range(count):
+        try:
+            yield await anext(items)
+        except StopAsyncIteration:
+            return
 
 
-def _daemon_now(client: Client) -> datetime:
-    """Return the first millisecond after the daemon's HELLO, by its clock."""
-    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=client.server_info["now_ms"] + 1)
-
-
-async def _chunks(letters: AsyncIterator[Any], size: int) -> AsyncIterator[list[Pair]]:
-    chunk: list[Pair] = []
-    async for letter in letters:
-        chunk.append((letter.id, letter.group))
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
-
-
-async def count_dead(client: Client, selection: Selection) -> int:
+async def count_dead(client: Client, query: Mapping[str, Any]) -> int:
     """Return the number of dead letters of a topic, a group or all, ignoring times and reasons."""
     topics: Mapping[str, Any] = (await client.stats()).raw.get("topics") or {}
     count = 0
     for name, topic in topics.items():
-        if selection.topic in {None, name}:
-            groups = topic.get("groups") or {}
-            if selection.group is None:
-                count += int(topic.get("dead") or 0)
-            elif selection.group in groups:
-                count += int(groups[selection.group].get("dead") or 0)
+        if query.get("topic", name) == name:
+            of = topic if "group" not in query else (topic.get("groups") or {}).get(query["group"])
+            count += int((of or {}).get("dead") or 0)
     return count
 
 
@@ -1021,9 +872,7 @@ DEAD_SPARE = ("attempts",)
 
 
 def dead_fields(letter: DeadLetter) -> dict[str, Any]:
-    names = ("group", "topic", "died_ms", "attempt", "deaths", "reason")
-    values = {name: getattr(letter, name) for name in names}
-    return {"id": str(letter.id), **values, "failures": named_failures(letter.failures)}
+    return fields_of(letter) | {"failures": failure_fields(letter.failures)}
 
 
 list_dead = listed(

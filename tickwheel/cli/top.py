@@ -39,7 +39,7 @@ from urllib.parse import urlsplit
 
 from tickwheel import environment
 from tickwheel.cli.call import Call
-from tickwheel.cli.options import duration, flag, option, past_time_option
+from tickwheel.cli.options import duration, flag, one_of, option, past_time_option
 from tickwheel.cli.output import (
     OLDEST,
     STATES,
@@ -80,8 +80,7 @@ if TYPE_CHECKING:
 
 
 SORTS = ("busy", "name", "scheduled", "ready", "in-flight", "waiting", "dead", "age")
-SORT_HELP = f"Order of rows, largest first (name: alphabetical): {', '.join(SORTS)}."
-_SORT_FIELDS = {"in-flight": "in_flight", "age": "oldest_ready_ms"}
+_SORT_FIELDS = {"busy": "delivered_per_s", "in-flight": "in_flight", "age": "oldest_ready_ms"}
 INTERVAL_S = 1.0
 INTERVAL_S_MIN = 0.05
 ANSWER_S = 2.0
@@ -92,7 +91,9 @@ async def top(
     call: Call,
     interval: Annotated[float | None, duration("Time between two pictures. Default: 1s.")] = None,
     once: Annotated[bool, flag("Show one picture, with rates over one interval.")] = False,
-    sort: Annotated[str, option(SORT_HELP, "BY")] = "busy",
+    sort: Annotated[
+        str, one_of(SORTS, "Order of rows, largest first (name: alphabetical).", "BY")
+    ] = "busy",
 ) -> None:
     """Watch topics and groups: rates, ready, in flight, waiting for a retry, dead, lateness.
 
@@ -103,8 +104,6 @@ async def top(
     interval_s = INTERVAL_S if interval is None else interval
     if interval_s < INTERVAL_S_MIN:
         raise BadRequest(f"--interval must be at least {INTERVAL_S_MIN:g} s, not {interval_s:g} s")
-    if sort not in SORTS:
-        raise BadRequest(f"--sort must be one of {', '.join(SORTS)}, not {sort!r:.40}")
     meter = Meter(sort)
     async with call.client(retries=0) as client:
         if once:
@@ -170,26 +169,10 @@ async def _next(client: Client, meter: Meter, last: Frame) -> Frame:
 # --- frames --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Row:
-    """A topic or a group. A rate is None while it is unknown."""
-
-    topic: str
-    group: str | None
-    scheduled: int | None
-    ready: int
-    in_flight: int
-    waiting: int
-    dead: int
-    oldest_ready_ms: int
-    paused: bool
-    enqueued_per_s: float | None = None
-    delivered_per_s: float | None = None
-    acked_per_s: float | None = None
-
-    @property
-    def busy(self) -> float:
-        return self.delivered_per_s or 0.0
+Row = dict[str, Any]
+"""A topic or a group as in ``--json``: its name, counts, rates (None while unknown), the waiting
+time of its oldest ready task, and whether it is paused. A topic has ``groups``, a group no count of
+scheduled and no rate of enqueued tasks."""
 
 
 @dataclass(frozen=True)
@@ -199,8 +182,8 @@ class Frame:
     stats: Map
     """The daemon's statistics."""
     role: str
-    rates: Mapping[str, float | None]
-    topics: tuple[tuple[Row, tuple[Row, ...]], ...]
+    rates: Map
+    topics: tuple[Row, ...]
     """Each topic with its groups, sorted."""
     trouble: str = ""
     """Why the picture is not current; empty: it is current."""
@@ -209,14 +192,14 @@ class Frame:
 
     @property
     def oldest_ms(self) -> int:
-        return max((topic.oldest_ready_ms for topic, _ in self.topics), default=0)
+        return max((topic["oldest_ready_ms"] for topic in self.topics), default=0)
 
     def fields(self) -> dict[str, Any]:
         """Return the frame for ``--json``."""
         names = ("node", "version", "epoch", "uptime_s", "store_ok", *STATES, "subscribers")
         return {
             **{name: self.stats[name] for name in names if name in self.stats},
-            **{f"{name}_per_s": value for name, value in self.rates.items()},
+            **self.rates,
             "role": self.role,
             "oldest_ready_ms": self.oldest_ms,
             "lateness": dict(self.stats.get("lateness") or {}),
@@ -224,10 +207,7 @@ class Frame:
             **{name: self.stats.get(name) for name in ("early", "connections")},
             "reconnecting": bool(self.trouble),
             "troubles": [dict(trouble) for trouble in (self.overview or {}).get("troubles", ())],
-            "topics": [
-                {**_row_fields(topic), "groups": [_row_fields(group) for group in groups]}
-                for topic, groups in self.topics
-            ],
+            "topics": list(self.topics),
         }
 
 
@@ -237,12 +217,6 @@ NOTHING = Frame(
     "-", {}, (),
 )  # fmt: skip
 """The frame before the first answer."""
-
-
-def _row_fields(row: Row) -> dict[str, Any]:
-    left_out = {"group"} if row.group is None else {"topic", "enqueued_per_s"}
-    left_out |= {"scheduled"} if row.scheduled is None else set()
-    return {name: value for name, value in vars(row).items() if name not in left_out}
 
 
 @dataclass
@@ -256,73 +230,61 @@ class Meter:
 
     def read(self, raw: Map, role: str = "active") -> Frame:
         """Return the frame of one answer."""
-        previous = self._previous
-        if previous is not None and not _same_run(previous, raw):
-            previous = None
-        self._previous = raw
-        took_s = 0.0 if previous is None else raw["uptime_s"] - previous["uptime_s"]
-        topics_before: Map = {} if previous is None else previous["topics"]
-        topics = [
-            self._topic(name, topic, topics_before.get(name), took_s)
-            for name, topic in raw["topics"].items()
-        ]
-        topics.sort(key=lambda entry: _order(entry[0], self.sort))
-        return Frame(raw, role, _rates(raw, previous, took_s), tuple(topics))
-
-    def _topic(
-        self, name: str, raw: Map, previous: Map | None, took_s: float
-    ) -> tuple[Row, tuple[Row, ...]]:
-        groups_before: Map = (previous or {}).get("groups") or {}
-        groups = [
-            _row(name, group, stats, groups_before.get(group), took_s)
-            for group, stats in (raw.get("groups") or {}).items()
-        ]
-        groups.sort(key=lambda row: _order(row, self.sort))
-        return _row(name, None, raw, previous, took_s), tuple(groups)
+        previous, self._previous = self._previous or {}, raw
+        took_s = raw["uptime_s"] - previous.get("uptime_s", raw["uptime_s"])
+        is_same_run = all(previous.get(name) == raw[name] for name in ("epoch", "node"))
+        if not is_same_run or took_s <= 0:
+            previous, took_s = {}, 0.0
+        topics = []
+        for name, topic in raw["topics"].items():
+            before = (previous.get("topics") or {}).get(name) or {}
+            groups_before = before.get("groups") or {}
+            groups = [
+                _row("group", group, stats, groups_before.get(group) or {}, took_s)
+                for group, stats in (topic.get("groups") or {}).items()
+            ]
+            topics.append(_row("topic", name, topic, before, took_s) | {"groups": groups})
+        frame = Frame(raw, role, _rates(raw, previous, took_s), tuple(topics))
+        return arranged(frame, self.sort)
 
 
-def _same_run(previous: Map, now: Map) -> bool:
-    same = previous["epoch"] == now["epoch"] and previous["node"] == now["node"]
-    return bool(same and now["uptime_s"] > previous["uptime_s"])
-
-
-def _rates(raw: Map, previous: Map | None, took_s: float) -> dict[str, float | None]:
-    """Return the rates since the previous answer; a topic that is new counts from 0."""
-    if took_s <= 0:
-        return dict.fromkeys(TOTALS)
+def _rates(raw: Map, previous: Map, took_s: float) -> Map:
+    """Return the rates of the totals since the previous answer, None if there is none. Totals of a
+    new topic count from 0."""
     return {
-        name: round((raw[name] - (previous or {}).get(name, 0)) / took_s, 1)
+        f"{name}_per_s": round((raw[name] - previous.get(name, 0)) / took_s, 1) if took_s else None
         for name in TOTALS
         if name in raw
     }
 
 
-def _row(topic: str, group: str | None, raw: Map, previous: Map | None, took_s: float) -> Row:
-    rates = _rates(raw, previous, took_s)
-    counts: dict[str, Any] = {name: raw.get(name) for name in STATES}
-    counts |= {f"{name}_per_s": rates.get(name) for name in TOTALS}
-    oldest_ms, paused = raw.get("oldest_ready_ms") or 0, bool(raw.get("paused"))
-    return Row(topic, group, oldest_ready_ms=oldest_ms, paused=paused, **counts)
+def _row(kind: str, name: str, raw: Map, previous: Map, took_s: float) -> Row:
+    return {
+        kind: name,
+        **{state: raw[state] for state in STATES if state in raw},
+        "oldest_ready_ms": raw.get("oldest_ready_ms") or 0,
+        "paused": bool(raw.get("paused")),
+        **_rates(raw, previous, took_s),
+    }
 
 
-def arranged(frame: Frame, sort: str, text: str) -> Frame:
+def arranged(frame: Frame, sort: str, text: str = "") -> Frame:
     """Return the frame with the topics and groups whose names contain ``text``, ignoring case, in
-    order. A topic is kept if one of its groups is."""
-    kept: list[tuple[Row, tuple[Row, ...]]] = []
-    for topic, groups in frame.topics:
-        if text.lower() not in topic.topic.lower():
-            groups = tuple(g for g in groups if text.lower() in (g.group or "").lower())
+    order: largest first, then by name. A topic is kept if one of its groups is."""
+
+    def order(row: Row) -> tuple[float, str]:
+        value = 0.0 if sort == "name" else row.get(_SORT_FIELDS.get(sort, sort)) or 0
+        return -float(value), row.get("topic") or row["group"]
+
+    topics = []
+    for topic in frame.topics:
+        groups = topic["groups"]
+        if text.lower() not in topic["topic"].lower():
+            groups = [group for group in groups if text.lower() in group["group"].lower()]
             if not groups:
                 continue
-        kept.append((topic, tuple(sorted(groups, key=lambda row: _order(row, sort)))))
-    kept.sort(key=lambda entry: _order(entry[0], sort))
-    return replace(frame, topics=tuple(kept))
-
-
-def _order(row: Row, sort: str) -> tuple[float, str, str]:
-    """Return the sort key of a row: largest first, then by name."""
-    value = 0.0 if sort == "name" else getattr(row, _SORT_FIELDS.get(sort, sort)) or 0
-    return -float(value), row.topic, row.group or ""
+        topics.append(topic | {"groups": sorted(groups, key=order)})
+    return replace(frame, topics=tuple(sorted(topics, key=order)))
 
 
 # --- views ---------------------------------------------------------------------------------------
@@ -341,7 +303,7 @@ def head_lines(frame: Frame) -> list[str]:
     lateness = " / ".join(
         f"{late.get(name) or 0:g}" if late else "-" for name in ("p50_ms", "p99_ms")
     )
-    into, out, acked = (_rate(frame.rates.get(name)) for name in TOTALS)
+    into, out, acked = (_rate(frame.rates.get(f"{name}_per_s")) for name in TOTALS)
     return [
         f"{printable(str(stats['node']))}  {frame.role}  up {format_duration(stats['uptime_s'])}"
         f"  epoch {stats['epoch']}  store {store}"
@@ -358,12 +320,15 @@ def head_lines(frame: Frame) -> list[str]:
 def rows_grid(frame: Frame, rows_max: int | None = None, first: int = 0) -> Grid:
     """Return topics and their groups from the row ``first`` on; the last line counts the rows that
     did not fit."""
-    rows = [row for topic, groups in frame.topics for row in (topic, *groups)][first:]
+    rows = [
+        row if row is topic else {"topic": topic["topic"], **row}
+        for topic in frame.topics
+        for row in (topic, *topic["groups"])
+    ][first:]
     shown = rows if rows_max is None or len(rows) <= rows_max else rows[: max(rows_max - 1, 1)]
     # Show a topic's name at its own row and at the top of the screen.
     named = (
-        _row_fields(row)
-        | {"topic": "" if row.group is not None and index else row.topic, "group": row.group or ""}
+        {"group": "", **row} | ({"topic": ""} if "group" in row and index else {})
         for index, row in enumerate(shown)
     )
     grid = grid_of(_COLUMNS, named, spare=("acked/s", "oldest", "scheduled", "in/s"))
@@ -520,7 +485,7 @@ class View:
         trouble = Text(frame.trouble or " ", style="bold red", no_wrap=True, overflow="ellipsis")
         room = max(self._console.height - CHROME_LINES - len(lines) - self.has_keys, 1)
         controls, frame = self.controls, arranged(frame, self.controls.sort, self.controls.filter)
-        count = sum(1 + len(groups) for _, groups in frame.topics)
+        count = sum(1 + len(topic["groups"]) for topic in frame.topics)
         grid = rows_grid(frame, room, controls.place(count, room))
         width = self._console.width
         shown, hidden = grid.fitted(width)
@@ -539,11 +504,7 @@ class View:
 async def stats(call: Call) -> None:
     """Show counts of the daemon, and of each topic and group."""
     answer = await call.ask(Client.stats)
-    if call.out.as_json:
-        call.out.record(dict(answer.raw))
-        return
-    for grid in stats_grids(answer):
-        call.out.grid(grid)
+    call.out.result(dict(answer.raw), *stats_grids(answer))
 
 
 _TOTALS = (
@@ -602,11 +563,8 @@ async def load(
 ) -> None:
     """Show how many tasks are due in each of the next minutes, or hours: --step 1h --steps 24."""
     answer = await call.ask(lambda client: client.load(step=step, steps=steps, since=since))
-    if call.out.as_json:
-        fields = {n: getattr(answer, n) for n in ("from_ms", "step_ms", "exact", "scheduled")}
-        first = {"from": iso_time(answer.from_ms)}
-        call.out.record(fields | first | {"counts": list(answer.counts)})
-        return
+    names = ("from_ms", "step_ms", "exact", "scheduled", "counts")
+    fields = {name: getattr(answer, name) for name in names} | {"from": iso_time(answer.from_ms)}
     grid = Grid(("from", "tasks", ""), right=("tasks",))
     largest = max(answer.counts)
     for number, count in enumerate(answer.counts):
@@ -614,13 +572,14 @@ async def load(
             bar = "█" * -(-count * BAR_LENGTH // largest) if largest else ""
             at = format_time(answer.from_ms + number * answer.step_ms)
             grid.rows.append((at, format_count(count), bar))
-    call.out.grid(grid)
+    call.out.result(fields, grid)
     until = format_duration(answer.step_ms * len(answer.counts) / 1000)
     estimated = "" if answer.exact else ", distant tasks estimated from a sample"
-    call.out.remark(
-        f"{sum(answer.counts):,} of {answer.scheduled:,} tasks on the wheel are due within {until}"
-        f"{estimated}"
-    )
+    if not call.out.as_json:
+        call.out.remark(
+            f"{sum(answer.counts):,} of {answer.scheduled:,} tasks on the wheel are due within"
+            f" {until}{estimated}"
+        )
 
 
 # --- keyboard -----------------------------------------------------------------------------------
@@ -706,11 +665,8 @@ async def console(
     link = await asyncio.to_thread(_link, http.rstrip("/"), token)
     code, until_ms = link["code"], link["until_ms"]
     url = f"{http.rstrip('/')}/console/{f'#login={code}' if code else ''}"
-    if no_browser or not await _opened(url):
-        _show_link(call, url, until_ms)
-
-
-def _show_link(call: Call, url: str, until_ms: int | None) -> None:
+    if not no_browser and await _opened(url):
+        return
     call.out.result({"url": url, "until_ms": until_ms}, url)
     if until_ms is not None and not call.out.as_json:
         until = datetime.fromtimestamp(until_ms / 1000, UTC).astimezone()

@@ -19,8 +19,8 @@ Outside memory a policy has three forms. In all of them, a named policy is repre
 
 Fields that a SPEC leaves out get the daemon's defaults, and the daemon checks its own limits.
 Parsers raise ValueError with a sentence that names the value; the caller adds the field or
-argument. Checks raise ``InvalidPolicy``, which the daemon and the client convert to errors of the
-protocol.
+argument. ``policy_spec`` is the inverse of ``parse_policy``. Checks raise ``InvalidPolicy``, which
+the daemon and the client convert to errors of the protocol.
 
 A task in JSON has the same format on the command line and over HTTP (docs/http.md). A time has two
 fields, ``delay`` as people write it and ``delay_ms``, of which only one can be given.
@@ -343,6 +343,16 @@ def parse_shift(text: str) -> float:
     return parse_duration(cleaned)
 
 
+def duration_spec(ms: int) -> str:
+    """Return a duration exactly, as ``parse_duration`` reads it: ``1m30s``, ``500ms``, ``2h``."""
+    parts, rest_ms = [], ms
+    for unit in ("d", "h", "m", "s", "ms"):
+        count, rest_ms = divmod(rest_ms, UNITS_MS[unit])
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts) or "0s"
+
+
 def duration_ms(value: Any) -> int:
     """Return the milliseconds of a duration in text, or of a number of seconds."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
@@ -395,6 +405,31 @@ def parse_policy(text: str) -> Policy:
     if colon or not NAME.fullmatch(kind):
         raise ValueError(f"{text!r:.80} is not a retry policy; {_KNOWN}")
     return kind
+
+
+def policy_spec(policy: str | Mapping[str, Any]) -> str:
+    """Return the SPEC of a policy in the wire format. A policy that has a name is that name."""
+    if isinstance(policy, str):
+        return policy
+    if policy.get("name"):
+        return str(policy["name"])
+    kind, retries = str(policy.get("kind")), policy.get("retries")
+    if kind == "table":
+        delays = ",".join(map(duration_spec, policy.get("delays_ms", ())))
+        return f"table:{delays}" + ("" if retries is None else f";retries={retries}")
+    parts = [
+        f"{name}={_number_spec(name, policy[wire])}"
+        for name, wire in SPEC_FIELDS.get(kind, {}).items()
+        if policy.get(wire) is not None
+    ]
+    return f"{kind}:{','.join(parts)}" if parts else kind
+
+
+def _number_spec(name: str, value: Any) -> str:
+    if name not in {"factor", "jitter"}:
+        return str(value) if name == "retries" else duration_spec(value)
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
 
 
 def policy_of_json(value: Any) -> Policy:

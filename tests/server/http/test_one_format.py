@@ -10,13 +10,11 @@ import pytest
 
 from support.encodings import ENCODING
 from support.traces import TRACE
-from tickwheel.cli.enqueue import FIELDS, Defaults, read_task
-from tickwheel.cli.options import RULE_FIELDS
+from tickwheel.cli.enqueue import FIELDS, read_task
 from tickwheel.client.tasks import TaskChecker
 from tickwheel.errors import BadRequest
 from tickwheel.limits import DELAY_LEVELS, parse_delay_levels
 from tickwheel.model import policies
-from tickwheel.model.policies import RULE_DURATIONS
 from tickwheel.server.http import types
 from tickwheel.server.http.types import Reader
 
@@ -81,7 +79,7 @@ WRONG: list[dict[str, Any]] = [
 
 
 def of_the_command_line(fields: dict[str, Any]) -> tuple[Any, ...]:
-    task = read_task(json.dumps({"topic": "t", **fields}).encode(), Defaults())
+    task = read_task(json.dumps({"topic": "t", **fields}).encode(), {})
     wire, _ = TaskChecker().check(task)
     return wire
 
@@ -106,12 +104,6 @@ def normal(wire: tuple[Any, ...]) -> tuple[Any, ...]:
 def test_cli_and_http_know_the_same_fields() -> None:
     names = {field.encode_name for field in msgspec.structs.fields(types.NewTask)}
     assert names == FIELDS
-    known = {
-        "action",
-        *RULE_DURATIONS,
-        *(name for names in policies.RULE_FIELDS.values() for name in names),
-    }
-    assert known == set(RULE_FIELDS)
     assert {name for fields in TASKS for name in fields} | {"topic"} == FIELDS
 
 

@@ -25,6 +25,7 @@ from os import fsync
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from tickwheel import disk
 from tickwheel.api.verb import Right
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, shown
 from tickwheel.server.access.tls import required_parts
@@ -352,11 +353,7 @@ def _replace(path: Path, value: object) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fsync(folder)
-    finally:
-        os.close(folder)
+    disk.sync(path.parent)
 
 
 # --- last use ------------------------------------------------------------------------------------

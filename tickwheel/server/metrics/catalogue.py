@@ -158,11 +158,13 @@ def _paused_s(group: Group, now_ms: int) -> float:
 
 
 GROUP: tuple[Metric[Group], ...] = (
-    Metric("tickwheel_ready_tasks", "Due tasks that wait for a consumer.", lambda g, _:
-    g.ready_count), Metric("tickwheel_in_flight_tasks", "Delivered tasks that are not settled.",
-    lambda g, _: len(g.flight)), Metric("tickwheel_waiting_tasks", "Tasks that wait for a retry.",
-    lambda g, _: len(g.waiting)), Metric("tickwheel_dead_tasks", "Stored dead letters.", lambda g,
-    _: g.dead), Metric("tickwheel_line_tasks",
+    Metric("tickwheel_ready_tasks", "Due tasks that wait for a consumer.",
+           lambda g, _: g.ready_count),
+    Metric("tickwheel_in_flight_tasks", "Delivered tasks that are not settled.",
+           lambda g, _: len(g.flight)),
+    Metric("tickwheel_waiting_tasks", "Tasks that wait for a retry.", lambda g, _: len(g.waiting)),
+    Metric("tickwheel_dead_tasks", "Stored dead letters.", lambda g, _: g.dead),
+    Metric("tickwheel_line_tasks",
            "Due tasks that wait for their turn: by order key, or by fair share of the group.",
            lambda g, _: g.awaiting_turn),
     Metric("tickwheel_held_keys", "Order keys that are held until an operator acts.",
@@ -190,9 +192,10 @@ GROUP: tuple[Metric[Group], ...] = (
     Metric("tickwheel_consumer_deaths_total", "Consumers that died.", lambda g, _: g.deaths),
     Metric("tickwheel_retried_total", "Retries that became due.", lambda g, _: g.retried),
     Metric("tickwheel_dead_total", "Tasks that became dead letters.", lambda g, _: g.dead_lettered),
-    Metric("tickwheel_expired_total", "Tasks not delivered within their ttl.", lambda g, _:
-    g.expired), Metric("tickwheel_filtered_total", "Tasks excluded by the group's filter.", lambda
-    g, _: g.filtered),
+    Metric("tickwheel_expired_total", "Tasks not delivered within their ttl.",
+           lambda g, _: g.expired),
+    Metric("tickwheel_filtered_total", "Tasks excluded by the group's filter.",
+           lambda g, _: g.filtered),
 )  # fmt: skip
 """Metrics by topic and group. Due tasks of a topic without groups have an empty group label."""
 
@@ -215,16 +218,17 @@ TOPIC: tuple[Metric[Topic], ...] = (
 
 ENGINE: tuple[Metric[Core], ...] = (
     Metric("tickwheel_early_total",
-    "Tasks found not yet due at the last check before delivery; must stay 0.",
+           "Tasks found not yet due at the last check before delivery; must stay 0.",
            lambda c, _: c.totals.early),
     Metric("tickwheel_rows_missing_total",
            "Unfinished tasks whose rows were missing in the store; must stay 0.",
            lambda c, _: c.totals.rows_missing),
     Metric("tickwheel_missing_tasks", "Tasks whose missing rows are still searched for.",
            lambda c, _: len(c.missing)),
-    Metric("tickwheel_leases_over_total", "Leases that expired.", lambda c, _:
-    c.totals.leases_over), Metric("tickwheel_dropped_once_total",
-    "At-most-once deliveries dropped because their consumer had gone.",
+    Metric("tickwheel_leases_over_total", "Leases that expired.",
+           lambda c, _: c.totals.leases_over),
+    Metric("tickwheel_dropped_once_total",
+           "At-most-once deliveries dropped because their consumer had gone.",
            lambda c, _: c.totals.dropped_once),
     Metric("tickwheel_dead_expired_total", "Dead letters deleted after their retention.",
            lambda c, _: c.totals.dead_expired),
@@ -276,56 +280,54 @@ ENGINE: tuple[Metric[Core], ...] = (
 """Metrics of the engine. Gauges exist while the daemon is active."""
 
 CONNECTION_METRICS = (
-    (
-        "tickwheel_login_failures_total",
-        "Wrong or missing tokens, over TCP and HTTP.",
-        "login_failures",
-    ),
+    ("tickwheel_login_failures_total", "Wrong or missing tokens, over TCP and HTTP.",
+     "login_failures"),
     ("tickwheel_forbidden_total", "Requests refused because of a missing right.", "forbidden"),
-    (
-        "tickwheel_tokens_file_ok",
-        "1 if the file of tokens was read successfully or is not set.",
-        "tokens_file_ok",
-    ),
-    (
-        "tickwheel_audit_ok",
-        "1 if the audit log can be written or is not set.",
-        "audit_ok",
-    ),
+    ("tickwheel_tokens_file_ok", "1 if the file of tokens was read successfully or is not set.",
+     "tokens_file_ok"),
+    ("tickwheel_audit_ok", "1 if the audit log can be written or is not set.", "audit_ok"),
     ("tickwheel_tls_failures_total", "Failed TLS handshakes on both ports.", "tls_failures"),
-    (
-        "tickwheel_certificate_ok",
-        "1 if the certificate's files were read successfully or are not set.",
-        "certificate_ok",
-    ),
-    (
-        "tickwheel_certificate_expires_seconds",
-        "Expiry of the certificate (Unix time); 0 without a certificate.",
-        "certificate_until_s",
-    ),
-    (
-        "tickwheel_http_requests_total",
-        "Answered requests of the HTTP API.",
-        "http_requests",
-    ),
-    (
-        "tickwheel_http_client_errors_total",
-        "Requests of the HTTP API answered with a status of 400 to 499.",
-        "http_client_errors",
-    ),
-    (
-        "tickwheel_http_server_errors_total",
-        "Requests of the HTTP API answered with a status of 500 or more.",
-        "http_server_errors",
-    ),
-    (
-        "tickwheel_http_under_way",
-        "Unanswered requests of the HTTP API, including streams.",
-        "http_under_way",
-    ),
-)
+    ("tickwheel_certificate_ok",
+     "1 if the certificate's files were read successfully or are not set.", "certificate_ok"),
+    ("tickwheel_certificate_expires_seconds",
+     "Expiry of the certificate (Unix time); 0 without a certificate.", "certificate_until_s"),
+    ("tickwheel_http_requests_total", "Answered requests of the HTTP API.", "http_requests"),
+    ("tickwheel_http_client_errors_total",
+     "Requests of the HTTP API answered with a status of 400 to 499.", "http_client_errors"),
+    ("tickwheel_http_server_errors_total",
+     "Requests of the HTTP API answered with a status of 500 or more.", "http_server_errors"),
+    ("tickwheel_http_under_way", "Unanswered requests of the HTTP API, including streams.",
+     "http_under_way"),
+)  # fmt: skip
 """Name, help text and attribute of ``Observed`` for each metric of connections and logins. Daemons
 and the process that serves HTTP for all shards have these metrics."""
+DAEMON_METRICS = (
+    ("tickwheel_failovers_total", "Takeovers by this daemon.", "failovers"),
+    ("tickwheel_deposed_total", "Times that this daemon stepped down.", "deposed"),
+    ("tickwheel_recovery_seconds", "Duration of the last recovery until the daemon served.",
+     "recovery_s"),
+    ("tickwheel_load_seconds", "Duration of the last recovery until all tasks were in memory.",
+     "load_s"),
+    ("tickwheel_disk_used_ratio",
+     "Used fraction of the database's disk, as shown by `df`; 0 if unknown.", "disk_used"),
+    ("tickwheel_backup_last_success_timestamp_seconds",
+     "Start of the newest successful daily backup (Unix time); 0 if none is known.", "backup_s"),
+    ("tickwheel_backup_failures_total", "Daily backups that failed.", "backup_failures"),
+    ("tickwheel_dead_expire_timestamp_seconds",
+     "Earliest time at which a dead letter is deleted (Unix time); 0 if none is known.",
+     "dead_expire_s"),
+    ("tickwheel_groups_unused", "Groups unused for `group_unused_report_s`.", "groups_unused"),
+    ("tickwheel_settings_followed_total",
+     "Groups and topics that were created, changed or deleted to match their home shard.",
+     "settings_followed"),
+    ("tickwheel_internal_errors_total",
+     "Unexpected errors of single requests or tasks; the log has their tracebacks.",
+     "internal_errors"),
+    ("tickwheel_same_node_name_total", "Times that another daemon led under this node's name.",
+     "namesakes"),
+    ("tickwheel_scrape_seconds", "Duration of the previous scrape.", "scrape_s"),
+)  # fmt: skip
+"""The same for metrics that only daemons have."""
 DAEMON: tuple[Plain, ...] = (
     Plain("tickwheel_leader", "1 if this daemon is active.", lambda d: d.roles.role == "active"),
     Plain("tickwheel_serving", "1 if /readyz answers with status 200.", lambda d: readiness(d)[0]),
@@ -338,26 +340,18 @@ DAEMON: tuple[Plain, ...] = (
     Plain("tickwheel_epoch", "Epoch of the active daemon, if known.", _epoch),
     Plain("tickwheel_role_start_time_seconds", "Time at which the daemon's role began (Unix time).",
           lambda d: d.roles.role_since_ms / 1000),
-    Plain("tickwheel_failovers_total", "Takeovers by this daemon.",
-          lambda d: _observed(d).failovers),
-    Plain("tickwheel_deposed_total", "Times that this daemon stepped down.",
-          lambda d: _observed(d).deposed),
-    Plain("tickwheel_recovery_seconds", "Duration of the last recovery until the daemon served.",
-          lambda d: _observed(d).recovery_s),
-    Plain("tickwheel_load_seconds", "Duration of the last recovery until all tasks were in memory.",
-          lambda d: _observed(d).load_s),
     Plain("tickwheel_loaded_tasks", "Tasks loaded by the last recovery.", lambda d: d.roles.loaded),
     Plain("tickwheel_connections", "Open connections.", lambda d: d.connection_count),
-    *(Plain(name, text, partial(_value_of, field)) for name, text, field in CONNECTION_METRICS),
+    *(
+        Plain(name, text, partial(_value_of, field))
+        for name, text, field in (*CONNECTION_METRICS, *DAEMON_METRICS)
+    ),
     Plain("tickwheel_log_dropped_total",
           "Log lines dropped because the reader of the log was blocked.",
           lambda d: logs.dropped()),
     Plain("tickwheel_store_up", "1 if commits succeed, or succeed without new tasks.",
           _store_up),
     Plain("tickwheel_store_full", "1 if the store is full.", _store_full),
-    Plain("tickwheel_disk_used_ratio",
-          "Used fraction of the database's disk, as shown by `df`; 0 if unknown.",
-          lambda d: _observed(d).disk_used),
     Plain("tickwheel_disk_refuse_ratio",
           "Used fraction of the disk above which new tasks are refused (`disk_refuse`).",
           lambda d: d.settings.disk_refuse),
@@ -377,24 +371,8 @@ DAEMON: tuple[Plain, ...] = (
     Plain("tickwheel_history_writer_restarts_total",
           "Restarts of the history writer process.",
           lambda d: _number_of(d.roles.history, lambda h: h.writer_restarts)),
-    Plain("tickwheel_backup_last_success_timestamp_seconds",
-          "Start of the newest successful daily backup (Unix time); 0 if none is known.",
-          lambda d: _observed(d).backup_s),
     Plain("tickwheel_backup_daily", "1 if daily backups are configured (`backup_daily_hour`).",
           lambda d: d.settings.backup_daily_hour is not None),
-    Plain("tickwheel_dead_expire_timestamp_seconds",
-          "Earliest time at which a dead letter is deleted (Unix time); 0 if none is known.",
-          lambda d: _observed(d).dead_expire_s),
-    Plain("tickwheel_groups_unused", "Groups unused for `group_unused_report_s`.",
-          lambda d: _observed(d).groups_unused),
-    Plain("tickwheel_settings_followed_total",
-          "Groups and topics that were created, changed or deleted to match their home shard.",
-          lambda d: _observed(d).settings_followed),
-    Plain("tickwheel_backup_failures_total", "Daily backups that failed.",
-          lambda d: _observed(d).backup_failures),
-    Plain("tickwheel_internal_errors_total",
-          "Unexpected errors of single requests or tasks; the log has their tracebacks.",
-          lambda d: _observed(d).internal_errors),
     Plain("tickwheel_spans_total", "Spans accepted by the OpenTelemetry endpoint.",
           lambda d: _number_of(d.roles.exports, lambda e: e.spans_sent)),
     Plain("tickwheel_spans_dropped_total", "Spans that were not created or not accepted.",
@@ -402,14 +380,12 @@ DAEMON: tuple[Plain, ...] = (
     Plain("tickwheel_otlp_failures_total",
           "Failed exports of spans or metrics to the OpenTelemetry endpoint.",
           lambda d: _number_of(d.roles.exports, lambda e: e.failures)),
-    Plain("tickwheel_same_node_name_total", "Times that another daemon led under this node's name.",
-          lambda d: _observed(d).namesakes),
     Plain("tickwheel_targets", "Groups with a target: a URL or another broker.",
           lambda d: _number_of(d.outbound, lambda o: o.count(""))),
     Plain("tickwheel_targets_failing", "Targets whose last attempt failed.",
           lambda d: _number_of(d.outbound, lambda o: o.count("failing"))),
     Plain("tickwheel_targets_open",
-    "Targets paused by the circuit breaker because their host fails.",
+          "Targets paused by the circuit breaker because their host fails.",
           lambda d: _number_of(d.outbound, lambda o: o.count("open"))),
     Plain("tickwheel_targets_ended", "Targets whose endpoint answered 410.",
           lambda d: _number_of(d.outbound, lambda o: o.count("ended"))),
@@ -418,7 +394,7 @@ DAEMON: tuple[Plain, ...] = (
     Plain("tickwheel_target_failures_total", "Failed attempts to send a task to a target.",
           lambda d: _number_of(d.outbound, lambda o: o.total("failed"))),
     Plain("tickwheel_outbound_restarts_total",
-    "Restarts of the process that sends tasks to targets.",
+          "Restarts of the process that sends tasks to targets.",
           lambda d: _number_of(d.outbound, lambda o: o.restarts)),
     Plain("tickwheel_inbox_taken_total", "Rows taken from the inbox of applications.",
           lambda d: _number_of(d.inbox, lambda i: i.total("taken"))),
@@ -432,10 +408,10 @@ DAEMON: tuple[Plain, ...] = (
           lambda d: _number_of(d.inbox, lambda i: i.delay_s)),
     Plain("tickwheel_inbox_restarts_total", "Restarts of the process that reads the inbox.",
           lambda d: _number_of(d.inbox, lambda i: i.restarts)),
-    Plain("tickwheel_clock_held", "1 if the clock is held, so no task fires.", lambda d:
-    d.roles.clock.held), Plain("tickwheel_clock_jumps_total", "Detected jumps of the wall clock.",
-    lambda d: d.roles.clock.jumps), Plain("tickwheel_scrape_seconds",
-    "Duration of the previous scrape.", lambda d: _observed(d).scrape_s),
+    Plain("tickwheel_clock_held", "1 if the clock is held, so no task fires.",
+          lambda d: d.roles.clock.held),
+    Plain("tickwheel_clock_jumps_total", "Detected jumps of the wall clock.",
+          lambda d: d.roles.clock.jumps),
 )  # fmt: skip
 """Metrics of the process in any role."""
 
@@ -512,27 +488,15 @@ SHARD_METRICS = (
 NODE_METRICS = (
     ("tickwheel_nodes", "Live nodes that this daemon's node sees.", "nodes"),
     ("tickwheel_node_shards", "Shards that this daemon's node leads.", "shards"),
-    (
-        "tickwheel_node_handovers_total",
-        "Shards that this daemon's node handed over to another node.",
-        "handovers",
-    ),
-    (
-        "tickwheel_node_handover_seconds",
-        "Time without a daemon for the shard in the last handover.",
-        "handover_seconds",
-    ),
-    (
-        "tickwheel_node_unserved_shards",
-        "Shards without a leader that this daemon's node sees.",
-        "unserved",
-    ),
-    (
-        "tickwheel_route_version",
-        "Version of the route, which grows when another daemon leads a shard.",
-        "route_version",
-    ),
-)
+    ("tickwheel_node_handovers_total",
+     "Shards that this daemon's node handed over to another node.", "handovers"),
+    ("tickwheel_node_handover_seconds",
+     "Time without a daemon for the shard in the last handover.", "handover_seconds"),
+    ("tickwheel_node_unserved_shards", "Shards without a leader that this daemon's node sees.",
+     "unserved"),
+    ("tickwheel_route_version",
+     "Version of the route, which grows when another daemon leads a shard.", "route_version"),
+)  # fmt: skip
 """Name, help text and key in ``Member.measured`` of metrics by ``node``."""
 
 
