@@ -1,8 +1,8 @@
 """Write docs/settings.md and deploy/tickwheel.toml from the daemon's settings.
 
-Names, kinds, defaults and ranges come from the code. The meaning comes from the last column of
-docs/settings.md itself, or else from docs/limits.md. For a new setting that is not a limit, add a
-row ``| `name` | meaning |`` to docs/settings.md. Run ``.venv/bin/python scripts/settings_page.py``
+Names, kinds, defaults and ranges come from the code. The meaning of a limit comes from
+docs/limits.md, that of any other setting from the last column of docs/settings.md itself: for a new
+one, add a row ``| `name` | meaning |`` there. Run ``.venv/bin/python scripts/settings_page.py``
 after a change of a setting; a test checks that the files are current.
 """
 
@@ -19,19 +19,18 @@ from tickwheel.server.settings import Settings
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ROOT / "docs" / "settings.md"
 LIMITS = ROOT / "docs" / "limits.md"
-LIMIT, REACHED = "limit: ", ". When it is reached: "
+LIMIT = "limit: "
 HEAD = """# Settings
 
 Each setting is a key of the TOML file (`--config tickwheel.toml`), `TICKWHEEL_<NAME>` in the \
 environment, and `--set name=value` on the command line; some have a flag of their own. Flags win \
 over the environment, the environment over the file. \
-[deploy/tickwheel.toml](../deploy/tickwheel.toml) is a file with all of them. The settings of a \
-store follow its URL: `sqlite:////var/lib/tickwheel/tasks.db?wal_bytes=67108864`. \
-[limits.md](limits.md) says what happens when a *limit* is reached.
+[deploy/tickwheel.toml](../deploy/tickwheel.toml) is a file with all of them; limits have \
+[their own page](limits.md). The settings of a store follow its URL: \
+`sqlite:////var/lib/tickwheel/tasks.db?wal_bytes=67108864`.
 
 <a id="environment"></a>**Environment variables.** The daemon, the command line and the commands \
-of the frameworks refuse an unknown variable that begins with `TICKWHEEL_` (`there is no \
-environment variable TICKWHEEL_BACKUP_DAILY_HR; did you mean TICKWHEEL_BACKUP_DAILY_HOUR?`). \
+of the frameworks refuse an unknown variable that begins with `TICKWHEEL_`. \
 Variables of clients and of daemons may be mixed. Where the daemon is not installed, only names \
 similar to a client variable are refused. An empty variable counts as unset. Two kinds of names \
 are ignored: those that scripts and images use (`TICKWHEEL_HOME`, `_DIR`, `_IMAGE`, `_ROOT`, \
@@ -48,12 +47,12 @@ def meanings() -> dict[str, str]:
     by_name: dict[str, str] = {}
     for line in SETTINGS.read_text().splitlines():  # | `name` | ... | meaning |
         cells = line.strip("| ").split(" | ")
-        if (name := re.fullmatch(r"`(\w+)`", cells[0])) and not cells[-1].startswith(LIMIT):
+        if name := re.fullmatch(r"`(\w+)`", cells[0]):
             by_name[name[1]] = cells[-1]
     for line in LIMITS.read_text().splitlines():  # | what | `name` | default | error | tests |
         cells = line.strip("| ").split(" | ")
         if line.startswith("| ") and (name := re.fullmatch(r"`(\w+)`", cells[1])):
-            by_name.setdefault(name[1], f"{LIMIT}{cells[0]}{REACHED}{cells[3]}")
+            by_name.setdefault(name[1], f"{LIMIT}{cells[0]}. When it is reached: {cells[3]}")
     return by_name
 
 
@@ -99,7 +98,7 @@ def toml_value(value: Any) -> str:
 
 
 def page() -> str:
-    """Return the text of docs/settings.md."""
+    """Return the text of docs/settings.md: all settings that are not in docs/limits.md alone."""
     means = meanings()
     lines = [
         HEAD,
@@ -107,11 +106,12 @@ def page() -> str:
         "|---|---|---|---|",
     ]
     for name in Settings.model_fields:
+        if means[name].startswith(LIMIT):
+            continue
         value = default_of(name)
         default = NO_DEFAULT.get(name) or ("none" if value in (None, {}) else toml_value(value))
         shown = default if default in {"none", *NO_DEFAULT.values()} else f"`{default}`"
-        meaning = means[name].partition(REACHED)[0]  # docs/limits.md has the rest
-        lines.append(f"| `{name}` | {kind_of(name)} | {shown} | {meaning} |")
+        lines.append(f"| `{name}` | {kind_of(name)} | {shown} | {means[name]} |")
     return "\n".join(lines) + "\n"
 
 

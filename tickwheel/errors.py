@@ -59,7 +59,7 @@ class TickwheelError(Exception):
     closes_connection: ClassVar[bool] = False
     http_status: ClassVar[int] = 500
     remark: ClassVar[str] = ""
-    """Text that docs/protocol.md appends to the docstring."""
+    """Remark on the code in docs/protocol.md; docs/errors.md has the docstring."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message or self.__doc__ or self.code)

@@ -15,7 +15,7 @@ from typer.main import get_command
 from support.history_rig import delivered, make_id, write
 from tickwheel.cli.app import app
 from tickwheel.history import spool, writer
-from tickwheel.history.lines import EVENTS, FIELDS, EventKind
+from tickwheel.history.lines import EVENTS, FIELDS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "history.md").read_text()
 PROGRAMS = re.findall(r"```python\n# (\w+)\n(.*?)```", TEXT, re.DOTALL)
@@ -30,10 +30,6 @@ def first_column(head: str) -> list[str]:
 def test_the_document_lists_fields_and_events_in_order() -> None:
     assert first_column("field | type | what") == list(FIELDS)
     assert sorted(first_column("event | what has happened")) == sorted(EVENTS)
-
-
-def test_the_document_lists_every_kind_of_record() -> None:
-    assert first_column("kind | after `[kind, time_ms,`") == [f"{k} {k.name}" for k in EventKind]
 
 
 def test_defaults_are_those_of_the_code() -> None:
