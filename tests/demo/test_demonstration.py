@@ -19,7 +19,9 @@ from support.daemon import Daemon
 from support.postgresql import PostgresServer, folder_of_programs
 from support.waiting import WAIT_S
 from tickwheel.cli.app import EXIT_INTERRUPTED
+from tickwheel.demo.demonstration import Records, look_up_unanswered
 from tickwheel.sync import Client
+from tickwheel.testing import TestWheel
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,6 +73,18 @@ def test_ctrl_c_ends_the_demo_and_then_its_postgresql(folder: Path) -> None:
         assert process.returncode == EXIT_INTERRUPTED, err
     assert "Traceback" not in err
     assert list(folder.iterdir()) == []
+
+
+async def test_an_ack_whose_answer_was_lost_counts_if_it_was_stored() -> None:
+    async with TestWheel() as wheel:
+        acked = await wheel.client.enqueue("orders", b"1")
+        unacked = await wheel.client.enqueue("orders", b"2")
+        async with wheel.client.subscribe("orders", group="g", prefetch=1) as deliveries:
+            await (await anext(deliveries)).ack()
+        ids = {acked.id, unacked.id}
+        records = Records(due_ms=dict.fromkeys(ids, 0), unanswered=ids)
+        await look_up_unanswered(wheel.client, records)
+    assert records.acked == {acked.id}
 
 
 def refusal(*arguments: str) -> str:

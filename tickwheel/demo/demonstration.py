@@ -376,7 +376,7 @@ class Demo:
                     await produce(producer, self._records, self._tasks, self._seconds, SEED)
                     await asyncio.gather(*side_tasks)
                     self._picture.phase = "waiting for the last tasks"
-                    await self._finish(consuming)
+                    await self._finish(consuming, observer)
                 finally:
                     tasks = (watching, *side_tasks, *consuming)
                     for task in tasks:
@@ -409,12 +409,13 @@ class Demo:
         self._view.report(f"started again; it serves after {self._recovered_s:.2f} s")
         self._picture.phase = "producing"
 
-    async def _finish(self, consuming: list[asyncio.Task[None]]) -> None:
+    async def _finish(self, consuming: list[asyncio.Task[None]], observer: Client) -> None:
         deadline = time.monotonic() + FINISH_TIMEOUT_S
         while not self._is_finished() and time.monotonic() < deadline:
             for task in consuming:
                 if task.done():
                     task.result()
+            await look_up_unanswered(observer, self._records)
             await asyncio.sleep(0.05)
 
     def _is_finished(self) -> bool:
@@ -678,6 +679,8 @@ class Records:
     nacked: int = 0
     acked: set[int] = field(default_factory=set)
     """Ids of the tasks whose ack was confirmed."""
+    unanswered: set[int] = field(default_factory=set)
+    """Ids of the tasks whose ack was sent, and its answer lost."""
     early: int = 0
     late_ms: list[int] = field(default_factory=list)
     """The lateness of first deliveries, in ms."""
@@ -749,11 +752,20 @@ def _note(records: Records, delivery: Delivery) -> None:
 
 def _confirm(records: Records, delivery: Delivery) -> None:
     def done(future: asyncio.Future[AckWord]) -> None:
-        if not future.cancelled() and future.exception() is None:
-            if future.result() in ("acked", "done"):
-                records.acked.add(delivery.id)
+        if future.cancelled() or future.exception() is not None:
+            records.unanswered.add(delivery.id)
+        elif future.result() in ("acked", "done"):
+            records.acked.add(delivery.id)
 
     delivery.ack_nowait().add_done_callback(done)
+
+
+async def look_up_unanswered(client: Client, records: Records) -> None:
+    """Record the acks that were stored although their answer was lost, which the kill of the daemon
+    can cause: such tasks are not delivered again."""
+    ids = records.unanswered - records.acked
+    if ids:
+        records.acked.update(t.id for t in await client.lookup_many([*ids]) if t.state == "acked")
 
 
 def _ignore_lost_nack(future: asyncio.Future[str]) -> None:
