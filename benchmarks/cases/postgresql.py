@@ -83,7 +83,7 @@ def _record(result: Result, queue: Queue | None, figures: dict[str, Any]) -> Non
     result.details[name] = figures
     consumed, samples = figures["consumed"], figures["samples"]
     late = consumed["client_late_ms" if queue is None else "late_ms"]
-    # Less the time from the last enqueue until that task is due.
+    # Less the time from the last enqueue until its task is due.
     rate = min(RATE, consumed["count"] / (consumed["elapsed_s"] - DELAY_S[1]))
     task_us = figures["server_cpu_s"] / consumed["count"] * 1e6
     sizes = [sample["bytes"] for sample in samples]

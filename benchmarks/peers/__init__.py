@@ -38,6 +38,11 @@ class Queue:
     command: tuple[str, ...]
     folder: Path
 
+    @property
+    def is_batched(self) -> bool:
+        """Whether its worker fetches and finishes many jobs per statement."""
+        return self.key in ("graphile", "pgboss")
+
 
 def set_up_queues(folder: Path = _FOLDER) -> list[Queue | str]:
     """Install the queues that are missing. Return each, or the reason why it is not there."""

@@ -95,7 +95,7 @@ const queues = {
     const queue = new Queue(TASK, { connection }, createPostgresBackend);
     await queue.waitUntilReady();
     return {
-      unfinished: "select count(*)::int as n from bullmq.bullmq_job",
+      unfinished: "select count(*)::int as n from bullmq.job",
       job(data, due_ms) {
         const timestamp = Date.now();
         const delay = Math.max(0, due_ms - timestamp);
@@ -212,26 +212,33 @@ const jobs = {
     return { ...figures, behind_ms };
   },
 
-  // Until `count` are finished, or for `seconds`.
+  // Until `count` are finished, or for `seconds`. The time ends with the last that is finished.
   async *consume(open, sql, { count, seconds, warm_up_s }) {
     const queue = await open(FETCHERS);
     const late_ms = [];
     let left = count;
     let from_ms = 0;
+    let last_ms = 0;
     let finish;
     const finished = new Promise((resolve) => (finish = resolve));
     const begun = ({ due_ms }) => {
       if (due_ms >= from_ms) late_ms.push(Date.now() - due_ms);
     };
-    const stop = await queue.work(begun, (n) => (left -= n) <= 0 && finish());
+    const ended = (n) => {
+      last_ms = performance.now();
+      if ((left -= n) <= 0) finish();
+    };
+    const stop = await queue.work(begun, ended);
     yield;
     from_ms = Date.now() + warm_up_s * 1000;
+    const started_ms = performance.now();
     const figures = await timed(async () => {
       await Promise.race([finished, sleep(seconds * 1000)]);
       return count - left;
     });
+    const elapsed_s = (last_ms - started_ms) / 1000;
     await stop();
-    return { ...figures, late_ms: percentiles(late_ms) };
+    return { ...figures, elapsed_s, late_ms: percentiles(late_ms) };
   },
 };
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import sys
 import time
@@ -109,8 +110,9 @@ def burst(port: int, count: int) -> Job:
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         queue = _opened(runner, port, CONNECTIONS + _CONCURRENT)
-        calls = [time.time()] * (count // _PER_CALL)
-        runner.run(_put_all(queue, calls, _PER_CALL, CONNECTIONS))
+        per_call = min(count, _PER_CALL)
+        calls = [time.time()] * (count // per_call)
+        runner.run(_put_all(queue, calls, per_call, CONNECTIONS))
         with psycopg.connect(queue.url, autocommit=True) as connection:
             connection.execute("VACUUM ANALYZE")
         yield
@@ -142,12 +144,14 @@ def produce(port: int, rate: int, seconds: float, delay_s: tuple[float, float]) 
 
 
 def consume(port: int, count: int, seconds: float, warm_up_s: float) -> Job:
-    """Run a worker until ``count`` jobs have begun, or for ``seconds``."""
+    """Run a worker until ``count`` jobs have begun, or for ``seconds``. The time ends with the last
+    that has begun."""
     late_ms: list[float] = []
-    left, from_ms, over = count, 0.0, asyncio.Event()
+    left, from_ms, last_s, over = count, 0.0, 0.0, asyncio.Event()
 
     def begun(due_ms: int) -> None:
-        nonlocal left
+        nonlocal left, last_s
+        last_s = time.perf_counter()
         if due_ms >= from_ms:
             late_ms.append(time.time() * 1000 - due_ms)
         left -= 1
@@ -166,10 +170,12 @@ def consume(port: int, count: int, seconds: float, warm_up_s: float) -> Job:
         queue = _opened(runner, port, CONNECTIONS + _CONCURRENT, begun)
         working = runner.run(start())
         yield
-        from_ms = (time.time() + warm_up_s) * 1000
-        figures = timed(runner, run(working), 0)
-        return {**figures, "count": count - left, "late_ms": percentiles(late_ms)}
+        from_ms, started_s = (time.time() + warm_up_s) * 1000, time.perf_counter()
+        figures = timed(runner, run(working), count)
+        took = {"count": count - left, "elapsed_s": last_s - started_s}
+        return {**figures, **took, "late_ms": percentiles(late_ms)}
 
 
 if __name__ == "__main__":
+    logging.getLogger("procrastinate").setLevel(logging.ERROR)
     sys.exit(main({job.__name__: job for job in (bulk, burst, produce, consume)}))
