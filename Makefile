@@ -41,7 +41,7 @@ coverage: setup ## how much of the program the tests reach that are not slow (at
 check: setup ## format, lint, types and import contracts only
 	@scripts/check
 
-bench: setup ## measure against the peers that are installed (STORE=redis: on Redis; PEERS=all: npm installs more); JSON in bench-results/
+bench: setup ## measure against the peers that are installed (STORE=redis|postgresql; PEERS=all: npm and pip install more); JSON in bench-results/
 	@$(VENV_PYTHON) -m benchmarks --store $(STORE) --peers $(PEERS) $(ARGS)
 
 torture: setup ## kill -9 a real daemon at random: KILLS=200 SEED=1 STORE=redis|sentinel|cluster|postgresql [FAULTS=redis|postgresql | DAEMONS=2] [MIRROR=no]; PROCESSES=2; NODES=4 SHARDS=16 FAULTS=100 [STORE=redis] [ARGS=--judge-gaps]; NEMESIS=groups,clock,network,resources,kills, or NEMESIS=watch,groups MINUTES=5, or NEMESIS=everything MINUTES=1

@@ -42,6 +42,10 @@ def _peer(metric: str, limit: float, what: str, peer: str = "beanstalkd") -> Bou
     return Bound(metric, ">=", limit, what, peer=peer, store="sqlite")
 
 
+def _queues(metric: str, what: str) -> Bound:
+    return Bound(metric, ">=", 2.0, what, peer="queues", store="postgresql")
+
+
 BOUNDS: tuple[Bound, ...] = (
     _peer("enqueue_frame.ratio_no_log", 1.7, "durable enqueue, one a frame / put, no log"),
     _peer("enqueue_frame.ratio_log", 1.5, "durable enqueue, one a frame / put, default log"),
@@ -163,6 +167,15 @@ BOUNDS: tuple[Bound, ...] = (
         "no mirror: all loaded after the lease's end at 10 M, s",
     ),
     Bound("redis_ten_million.early", "==", 0, "10 M on Redis: early", any_scale=True),
+    _queues("bulk_client.ratio_queues", "bulk, enqueue_columns / the fastest other queue"),
+    _queues("burst_client.ratio_queues", "burst, a Worker / the fastest other queue"),
+    Bound("postgres_steady.late_p99_ms", "<=", 10.0, "transaction open, 2,000 a second: p99, ms"),
+    Bound("postgres_steady.dead", "==", 0, "transaction open: dead tasks", any_scale=True),
+    Bound("postgres_steady.early", "==", 0, "transaction open: early", any_scale=True),
+    Bound("postgres_long.late_p99_ms", "<=", 10.0, "the same for ten minutes: p99, ms"),
+    Bound("postgres_long.dead", "==", 0, "ten minutes: dead tasks", any_scale=True),
+    Bound("postgres_long.growth", "<=", 1.1, "ten minutes: size of tables, last / second quarter"),
+    Bound("postgres_long.early", "==", 0, "ten minutes: early", any_scale=True),
 )
 
 

@@ -18,7 +18,7 @@ from benchmarks.bounds import failed, judge
 from benchmarks.cases import CASES, HEAVY
 from benchmarks.context import Context, Result
 from benchmarks.environment import NoDisk, choose_folder, describe
-from benchmarks.peers import Graphile, set_up_graphile
+from benchmarks.peers import Queue, set_up_queues
 from benchmarks.postgres_server import find_postgres
 from benchmarks.redis_server import describe_redis, find_redis
 from benchmarks.report import as_json, show
@@ -41,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 2
     if options.store == "redis" and find_redis() is None:
         print("redis-server is not installed (apt-get install redis-server)", file=sys.stderr)
+        return 2
+    if options.store == "postgresql" and find_postgres() is None:
+        print(f"PostgreSQL and asyncpg: {_NO_POSTGRES}", file=sys.stderr)
         return 2
     try:
         parent = choose_folder(options.dir)
@@ -65,12 +68,17 @@ def _parser() -> argparse.ArgumentParser:
     long = f"{names}. These run only if they are named: {', '.join(sorted(HEAVY))}"
     add("--only", nargs="+", metavar="NAME", help=long)
     add("--check", action="store_true", help="exit with 1 if a bound does not hold")
-    beside = "peers: beanstalkd, PostgreSQL, redis-py; all: graphile-worker too; none"
+    beside = "peers: beanstalkd, PostgreSQL, redis-py; all: also queues of npm and PyPI; none"
     add("--peers", choices=("usual", "all", "none"), default="usual", help=beside)
     add("--no-peers", dest="peers", action="store_const", const="none", help="--peers none")
     waits = "maximum wait before each round of a comparison for an otherwise idle machine"
     add("--patience", metavar="SECONDS", type=float, default=0.0, help=waits)
-    add("--minutes", metavar="M", type=float, help="duration of mixed_day (default: 10)")
+    add(
+        "--minutes",
+        metavar="M",
+        type=float,
+        help="duration of mixed_day, postgres_long (default: 10)",
+    )
     add("--dir", metavar="FOLDER", help="folder for databases and logs, on a real disk")
     add(
         "--daemon",
@@ -89,13 +97,13 @@ def _scale(options: argparse.Namespace) -> Scale:
 def _context(options: argparse.Namespace, folder: Path) -> tuple[Context, str]:
     """Return the context, and the versions of the peers or the reason why there are none."""
     on_redis = find_redis() if options.store == "redis" else None
+    on_postgres = options.store == "postgresql"
     peers = options.peers != "none"
-    wanted = peers and on_redis is None
-    beanstalkd = find_beanstalkd() if wanted else None
+    beanstalkd = find_beanstalkd() if peers and options.store == "sqlite" else None
     missing = "not installed (apt-get install beanstalkd)" if peers else "--no-peers"
-    postgres = find_postgres() if wanted else None
+    postgres = find_postgres() if on_postgres or (peers and on_redis is None) else None
     no_postgres = _NO_POSTGRES if peers else "--no-peers"
-    graphile = set_up_graphile() if options.peers == "all" and postgres is not None else None
+    queues = set_up_queues() if options.peers == "all" and postgres is not None else []
     context = Context(
         scale=_scale(options),
         folder=folder,
@@ -104,7 +112,8 @@ def _context(options: argparse.Namespace, folder: Path) -> tuple[Context, str]:
         daemon_command=tuple(shlex.split(options.daemon)),
         postgres_programs=postgres[0] if postgres is not None else None,
         postgres_missing=no_postgres,
-        graphile=graphile if isinstance(graphile, Graphile) else None,
+        on_postgres=on_postgres,
+        queues=[queue for queue in queues if isinstance(queue, Queue)],
         redis_server=on_redis[0] if on_redis is not None else None,
         peers=peers,
         patience_s=options.patience,
@@ -116,8 +125,7 @@ def _context(options: argparse.Namespace, folder: Path) -> tuple[Context, str]:
         parser = in_c if versions["hiredis"] != "none" else "parsed in Python"
         return context, f"{on_redis[1]}, {', '.join(names)} (replies {parser})"
     names = [peer[1] for peer in (beanstalkd, postgres) if peer is not None]
-    if graphile is not None:
-        names.append(graphile if isinstance(graphile, str) else graphile.name)
+    names += [queue.name if isinstance(queue, Queue) else queue for queue in queues]
     return context, "; ".join(names) if names else f"none, {missing}; {no_postgres}"
 
 

@@ -169,8 +169,8 @@ def _work(clients: list[Client], meter: _Meter) -> list[Coroutine[Any, Any, None
     return [worker.run() for worker in workers]
 
 
-async def _subscribers(client: Client) -> int:
-    topic = (await client.stats()).topics.get(TOPIC)
+async def _subscribers(client: Client, name: str = TOPIC) -> int:
+    topic = (await client.stats()).topics.get(name)
     return topic.groups[GROUP].subscribers if topic and GROUP in topic.groups else 0
 
 
@@ -304,7 +304,11 @@ def client_sequential_acks(
 
 
 def client_consume(
-    port: int, count: int, warm_up_s: float
+    port: int,
+    count: int,
+    warm_up_s: float,
+    topic: str = TOPIC,
+    within_s: float = RUN_TIMEOUT_S,
 ) -> Generator[None, None, dict[str, Any]]:
     """Run a ``Worker`` whose handler records the lateness of each task after the warm-up."""
     from tickwheel.client import Client
@@ -315,7 +319,7 @@ def client_consume(
     late_ms: list[float] = []
     early = left = 0
 
-    @worker.on(TOPIC, group=GROUP)
+    @worker.on(topic, group=GROUP)
     async def handle(delivery: Any) -> None:
         nonlocal early, left
         now_ms = time.time() * 1000
@@ -331,18 +335,18 @@ def client_consume(
         return asyncio.create_task(worker.run())
 
     async def finish(running: asyncio.Task[None]) -> None:
-        await asyncio.wait_for(running, RUN_TIMEOUT_S)
+        await asyncio.wait_for(running, within_s)
         await client.close()
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         left, from_ms = count, 0.0
         running = runner.run(begin())
-        while not runner.run(_subscribers(client)):
+        while not runner.run(_subscribers(client, topic)):
             assert not running.done(), running
         yield
         from_ms = (time.time() + warm_up_s) * 1000
-        runner.run(finish(running))
-        return {"count": count, "early": early, "client_late_ms": percentiles(late_ms)}
+        figures = timed(runner, finish(running), count)
+        return {**figures, "early": early, "client_late_ms": percentiles(late_ms)}
 
 
 def client_forward(

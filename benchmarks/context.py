@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks.environment import wait_until_idle
 from benchmarks.load import Load
-from benchmarks.peers import Graphile
-from benchmarks.postgres_server import Postgres
+from benchmarks.peers import Queue
+from benchmarks.postgres_server import Postgres, TickwheelOnPostgres
 from benchmarks.redis_server import Redis, TickwheelOnRedis
 from benchmarks.scale import RUN_TIMEOUT_S, Scale
 from benchmarks.servers import DAEMON_COMMAND, Beanstalkd, Echo, Server, Tickwheel
@@ -58,6 +58,17 @@ class Result:
         self.metric(name, value)
         self.row(what, f"{value:.2f} x")
 
+    def against_queues(self, what: str, rate: float, context: Context) -> None:
+        """Record the ratio of ``rate`` to that of each queue on PostgreSQL, and the lowest."""
+        ratios = []
+        for queue in context.queues:
+            ratios.append(rate / self.metrics[f"{self.case}.{queue.key}"])
+            self.ratio(f"ratio_{queue.key}", f"{what} / {queue.name}", ratios[-1])
+        if ratios:
+            self.metric("ratio_queues", min(ratios))
+        elif context.on_postgres:
+            self.missing.append("other queues on PostgreSQL (--peers all)")
+
 
 @dataclass
 class Context:
@@ -70,13 +81,15 @@ class Context:
     peers_missing: str = ""
     """The reason why there is no beanstalkd."""
     postgres_programs: str | None = None
-    """Folder with the peer's programs, or None if it is absent or not wanted."""
+    """Folder with the programs, or None if they are absent or not wanted."""
     postgres_missing: str = ""
-    graphile: Graphile | None = None
-    """The queue on PostgreSQL, or None unless all peers are wanted."""
+    on_postgres: bool = False
+    """Whether PostgreSQL is the measured store."""
+    queues: Sequence[Queue] = ()
+    """Other queues on PostgreSQL. There are none unless all peers are wanted."""
     daemon_command: Sequence[str] = DAEMON_COMMAND
     redis_server: str | None = None
-    """The program of the measured store, or None for the embedded store."""
+    """The program of the measured store, or None for another store."""
     peers: bool = True
     """Whether peers are wanted."""
     quiet: bool = False
@@ -88,9 +101,11 @@ class Context:
         """Return a new daemon on a new store, with a history in its folder if ``history``."""
         folder = self.fresh_folder("tickwheel")
         settings = [f"history_dir={(folder / 'history').resolve()}"] if history else []
-        if self.redis_server is None:
-            return Tickwheel(folder, self.daemon_command, settings=settings)
-        return TickwheelOnRedis(folder, self.redis(), self.daemon_command, settings)
+        if self.on_postgres:
+            return TickwheelOnPostgres(folder, self.postgres(), self.daemon_command, settings)
+        if self.redis_server is not None:
+            return TickwheelOnRedis(folder, self.redis(), self.daemon_command, settings)
+        return Tickwheel(folder, self.daemon_command, settings=settings)
 
     def redis(self) -> Redis:
         """Return a new redis-server."""
@@ -164,28 +179,25 @@ def server_us(rounds: Sequence[dict[str, Any]]) -> float:
     return cpu_s / count * 1e6
 
 
+def load_of(
+    server: Server, job: str, *, limit_s: int, queue: Queue | None = None, **arguments: object
+) -> Load:
+    """Return a load process for a server, that of ``queue`` if any."""
+    command, folder = (queue.command, queue.folder) if queue is not None else (None, None)
+    return Load(job, limit_s=limit_s, command=command, folder=folder, port=server.port, **arguments)
+
+
 def measured(
     server: Server,
     job: str,
     *,
     limit_s: int = RUN_TIMEOUT_S,
-    graphile: Graphile | None = None,
+    queue: Queue | None = None,
     **arguments: object,
 ) -> dict[str, Any]:
-    """Run a load against a server. Return its figures with the server's CPU time. ``graphile`` is
-    the peer whose job it is, if any."""
-    if graphile is not None:
-        started = Load(
-            job,
-            limit_s=limit_s,
-            command=graphile.command,
-            folder=graphile.folder,
-            port=server.port,
-            **arguments,
-        )
-    else:
-        started = Load(job, limit_s=limit_s, port=server.port, **arguments)
-    with started as load:
+    """Run a load against a server. Return its figures with the server's CPU time. ``queue`` is the
+    peer whose job it is, if any."""
+    with load_of(server, job, limit_s=limit_s, queue=queue, **arguments) as load:
         cpu_s = server.cpu_s()  # CPU time for preparing the load does not count
         figures = load.run()
         return {**figures, "server_cpu_s": server.cpu_s() - cpu_s}

@@ -30,7 +30,13 @@ from benchmarks.environment import syncs_s
 from benchmarks.http_jobs import http_lines, http_put
 from benchmarks.mixed_jobs import mixed_consume, mixed_produce
 from benchmarks.payload import Job, shares
-from benchmarks.postgres_jobs import postgres_burst, postgres_copy, postgres_fill, postgres_insert
+from benchmarks.postgres_jobs import (
+    postgres_burst,
+    postgres_copy,
+    postgres_fill,
+    postgres_insert,
+    postgres_watch,
+)
 from benchmarks.pump import Stream, one_by_one, timed_pump
 from benchmarks.redis_jobs import redis_py_async, redis_py_sync
 from benchmarks.scale import CONNECTIONS, RUN_TIMEOUT_S
@@ -278,6 +284,7 @@ JOBS: dict[str, Callable[..., Job]] = {
         postgres_copy,
         postgres_fill,
         postgres_insert,
+        postgres_watch,
         redis_py_async,
         redis_py_sync,
     )

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -123,14 +123,12 @@ def client_of(python: str, folder: Path) -> Iterator[None]:
         Load.command, Load.folder = before
 
 
-def main() -> int:
-    """Run the load process."""
-    from benchmarks.jobs import JOBS
-
+def main(jobs: Mapping[str, Callable[..., Any]]) -> int:
+    """Run the load process with one of these jobs."""
     signal.alarm(RUN_TIMEOUT_S)
     given = json.loads(sys.stdin.readline())
     signal.alarm(given["limit_s"])
-    job = JOBS[given["job"]](**given["arguments"])
+    job = jobs[given["job"]](**given["arguments"])
     try:
         next(job)
         gc.collect()
@@ -151,4 +149,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from benchmarks.jobs import JOBS
+
+    sys.exit(main(JOBS))

@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -29,6 +29,32 @@ def topic_name(number: int) -> str:
     return f"mixed.{number}"
 
 
+async def paced(
+    put: Callable[[int], Coroutine[Any, Any, None]], steps: int, until_s: float = float("inf")
+) -> tuple[int, float]:
+    """Call ``put`` with the number of each step, every ``STEP_S``, with at most ``_IN_FLIGHT``
+    unfinished calls. Return the number of calls, which is lower if ``until_s`` is over before, and
+    the maximum delay of a call in s."""
+    room, started_s, behind_s = asyncio.Semaphore(_IN_FLIGHT), time.perf_counter(), 0.0
+
+    async def call(step: int) -> None:
+        try:
+            await put(step)
+        finally:
+            room.release()
+
+    async with asyncio.TaskGroup() as calls:
+        for step in range(steps):
+            early_s = started_s + step * STEP_S - time.perf_counter()
+            behind_s = max(behind_s, -early_s)
+            await asyncio.sleep(max(0.0, early_s))
+            await room.acquire()
+            if time.perf_counter() - started_s > until_s:
+                return step, behind_s
+            calls.create_task(call(step))
+    return steps, behind_s
+
+
 def mixed_produce(
     port: int, topics: int, rate: int, seconds: float, delay_s: tuple[float, float], seed: int
 ) -> Job:
@@ -39,34 +65,20 @@ def mixed_produce(
     client = Client(f"tcp://127.0.0.1:{port}")
     per_step = int(rate * STEP_S)
     steps = round(seconds / STEP_S)
-    behind_s = 0.0
 
-    async def put(room: asyncio.Semaphore, first: int) -> None:
+    async def put(step: int) -> None:
+        first = step * per_step
         tasks = [
             Task(topic_name(n % topics), texts[n % len(texts)], delay=source.uniform(*delay_s))
             for n in range(first, first + per_step)
         ]
-        try:
-            await client.enqueue_many(tasks)
-        finally:
-            room.release()
-
-    async def run() -> None:
-        nonlocal behind_s
-        room, started_s = asyncio.Semaphore(_IN_FLIGHT), time.perf_counter()
-        async with asyncio.TaskGroup() as calls:
-            for step in range(steps):
-                early_s = started_s + step * STEP_S - time.perf_counter()
-                behind_s = max(behind_s, -early_s)
-                await asyncio.sleep(max(0.0, early_s))
-                await room.acquire()
-                calls.create_task(put(room, step * per_step))
+        await client.enqueue_many(tasks)
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_connect(client))
         yield
         cpu_s, started_s = time.process_time(), time.perf_counter()
-        runner.run(run())
+        _, behind_s = runner.run(paced(put, steps))
         figures = {
             "count": steps * per_step,
             "elapsed_s": time.perf_counter() - started_s,

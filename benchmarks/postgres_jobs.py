@@ -1,5 +1,5 @@
 """The peer of the client cases: delayed tasks in a PostgreSQL table, with hand-written asyncpg
-code.
+code; and a transaction that stays open.
 
 What a program does that keeps its tasks itself: a table with an index on the due time. It is
 quicker than a queue in what it leaves out: no lease, no retry, no single ack (what is fetched is
@@ -35,6 +35,13 @@ FETCH = """
     RETURNING id, topic, due_ms, body
 """
 """ANY(ARRAY(...)) looks each id up once. With IN the planner could scan the whole table."""
+TABLES = """
+    SELECT coalesce(sum(n_dead_tup) FILTER (WHERE relname ~ $1), 0)::bigint AS dead,
+        coalesce(sum(n_dead_tup), 0)::bigint AS dead_all,
+        coalesce(sum(pg_total_relation_size(relid)), 0)::bigint AS bytes
+    FROM pg_stat_user_tables
+"""
+HELD = "SELECT age(backend_xmin) FROM pg_stat_activity WHERE pid = $1"
 
 
 async def _as_it_is(connection: Any) -> None:
@@ -148,4 +155,37 @@ def postgres_burst(port: int, count: int, per_fetch: int) -> Job:
         assert got == count, f"{got} of {count} records"
         runner.run(_check(pool, 0))
         runner.run(pool.close())
+        return figures
+
+
+def postgres_watch(port: int, seconds: float, samples: int, hold_s: float, tables: str) -> Job:
+    """Keep a transaction open for ``hold_s``, so that no vacuum removes a row that dies meanwhile.
+    Count ``samples`` times in ``seconds`` the dead rows of the tables whose names match ``tables``,
+    those of all tables, and the bytes of all."""
+
+    async def connect() -> Any:
+        import asyncpg
+
+        return await asyncpg.connect(host="127.0.0.1", port=port, user="postgres", ssl=False)
+
+    async def hold() -> tuple[Any, int]:
+        holder = await connect()
+        await holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT txid_current()")
+        return holder, await holder.fetchval("SELECT pg_backend_pid()")
+
+    async def watch(watcher: Any, pid: int) -> dict[str, Any]:
+        started_s, rows = time.perf_counter(), []
+        for number in range(1, samples + 1):
+            at_s = started_s + seconds * number / samples
+            await asyncio.sleep(max(0.0, at_s - time.perf_counter()))
+            rows.append(dict(await watcher.fetchrow(TABLES, tables)))
+        await asyncio.sleep(max(0.0, started_s + hold_s - time.perf_counter()))
+        return {"samples": rows, "held_xids": await watcher.fetchval(HELD, pid)}
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        holder, pid = runner.run(hold())
+        watcher = runner.run(connect())
+        yield
+        figures = runner.run(watch(watcher, pid))
+        runner.run(holder.execute("ROLLBACK"))
         return figures

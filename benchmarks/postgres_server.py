@@ -1,4 +1,5 @@
-"""A temporary PostgreSQL, where users without a scheduler would keep delayed tasks.
+"""A temporary PostgreSQL: a store of the daemon, the server of other queues, and the place where
+users without a scheduler would keep delayed tasks.
 
 Each server is a fresh cluster in a folder of its own, on a free port. Every commit is synced, as
 the defaults have it; memory and the size of the log follow what PostgreSQL's documents say about
@@ -17,7 +18,7 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from benchmarks.servers import Server, ServerFailed, processor_s
+from benchmarks.servers import Server, ServerFailed, TickwheelOn, processor_s
 
 SETTINGS = {
     "listen_addresses": "127.0.0.1",
@@ -58,6 +59,10 @@ class Postgres(Server):
             self.stop()
             raise
 
+    @property
+    def url(self) -> str:
+        return f"postgresql://{USER}@127.0.0.1:{self.port}/postgres"
+
     def _initialize(self, folder: Path, data: Path, binaries: str) -> None:
         done = subprocess.run(
             [
@@ -91,6 +96,14 @@ class Postgres(Server):
     def _ask_to_end(self) -> None:
         """Stop the cluster with a fast shutdown, which ends its sessions."""
         self._process.send_signal(signal.SIGINT)
+
+
+class TickwheelOnPostgres(TickwheelOn[Postgres]):
+    """A daemon on a separate PostgreSQL. Both end together."""
+
+    def cpu_s(self) -> float:
+        """Return the CPU time of both."""
+        return super().cpu_s() + self.server.cpu_s()
 
 
 def find_postgres() -> tuple[str, str] | None:

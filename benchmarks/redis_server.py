@@ -11,12 +11,11 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.servers import DAEMON_COMMAND, Server, ServerFailed, Tickwheel
+from benchmarks.servers import Server, ServerFailed, TickwheelOn
 from benchmarks.wire import connect
 
 PROGRAMS = ("redis-server", "valkey-server")
@@ -86,27 +85,8 @@ class Redis(Server):
             time.sleep(_POLL_S)
 
 
-class TickwheelOnRedis(Tickwheel):
-    """A daemon on a separate redis-server. Both end together unless the caller passed the
-    server."""
-
-    def __init__(
-        self,
-        folder: Path,
-        redis: Redis,
-        command: Sequence[str] = DAEMON_COMMAND,
-        settings: Sequence[str] = (),
-        query: str = "",
-    ) -> None:
-        """``query`` has the settings in the store's URL."""
-        self.redis = redis
-        super().__init__(folder, command, f"{redis.url}{query}", settings)
-
-    def stop(self) -> None:
-        try:
-            super().stop()
-        finally:
-            self.redis.stop()
+class TickwheelOnRedis(TickwheelOn[Redis]):
+    """A daemon on a separate redis-server. Both end together."""
 
 
 def find_redis() -> tuple[str, str] | None:

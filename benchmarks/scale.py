@@ -87,7 +87,9 @@ class Scale:
     due_million_lead_s: float
     due_million_rounds: int
     mixed_s: float
-    """How long the mixed day is."""
+    """How long the mixed day and ``postgres_long`` are."""
+    postgres_s: float
+    """How long ``postgres_steady`` is."""
     redis_tasks: int
     """Tasks of an enqueue run on Redis."""
     redis_tasks_per_frame: int
@@ -142,6 +144,7 @@ FULL = Scale(
     due_million_lead_s=30.0,
     due_million_rounds=3,
     mixed_s=600.0,
+    postgres_s=30.0,
     redis_tasks=200_000,
     redis_frames_window=4,
     redis_tasks_per_frame=REDIS_PIPELINE,
@@ -191,6 +194,7 @@ QUICK = Scale(
     due_million_lead_s=5.0,
     due_million_rounds=1,
     mixed_s=2.0,
+    postgres_s=1.0,
     redis_tasks=4_000,
     redis_frames_window=4,
     redis_tasks_per_frame=REDIS_PIPELINE,

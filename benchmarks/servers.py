@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from benchmarks.wire import Control, connect
 from tickwheel.api.frames import FrameType
@@ -237,6 +237,40 @@ class Shards(Tickwheel):
     def cpu_s(self) -> float:
         """Return the CPU time of the parent and all daemons."""
         return processor_s(self.pid, with_children=True)
+
+
+class StoreServer(Protocol):
+    """A server that keeps the tasks of a daemon."""
+
+    @property
+    def url(self) -> str: ...
+
+    def stop(self) -> None: ...
+
+
+S = TypeVar("S", bound=StoreServer)
+
+
+class TickwheelOn(Tickwheel, Generic[S]):
+    """A daemon on a separate server of its store. Both end together."""
+
+    def __init__(
+        self,
+        folder: Path,
+        server: S,
+        command: Sequence[str] = DAEMON_COMMAND,
+        settings: Sequence[str] = (),
+        query: str = "",
+    ) -> None:
+        """``query`` has the settings in the store's URL."""
+        self.server = server
+        super().__init__(folder, command, f"{server.url}{query}", settings)
+
+    def stop(self) -> None:
+        try:
+            super().stop()
+        finally:
+            self.server.stop()
 
 
 BEANSTALKD_MODES: dict[str, tuple[str, ...]] = {

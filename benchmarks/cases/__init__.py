@@ -16,6 +16,7 @@ from benchmarks.cases.large import due_million, mixed_day, ten_million
 from benchmarks.cases.lateness import lateness
 from benchmarks.cases.order import filters, order
 from benchmarks.cases.pending import memory, rate_pending, recovery
+from benchmarks.cases.postgresql import postgres_long, postgres_steady
 from benchmarks.cases.push import push
 from benchmarks.cases.redis import (
     redis_bulk_client,
@@ -87,9 +88,25 @@ CASES: dict[str, Cases] = {
         redis_takeover,
         redis_ten_million,
     ),
+    "postgresql": _named(
+        bulk_client,
+        burst,
+        burst_client,
+        lateness,
+        steady,
+        postgres_steady,
+        postgres_long,
+    ),
 }
 
 HEAVY = frozenset(
-    {"bulk_client_long", "ten_million", "redis_ten_million", "due_million", "mixed_day"}
+    {
+        "bulk_client_long",
+        "ten_million",
+        "redis_ten_million",
+        "due_million",
+        "mixed_day",
+        "postgres_long",
+    }
 )
 """Cases that run only when they are named: they take minutes, or gigabytes of disk."""

@@ -13,8 +13,8 @@ from benchmarks.consume import GROUP
 from benchmarks.context import Contestant, Context, Result, alternate, measured
 from benchmarks.load import Load
 from benchmarks.payload import TOPIC
-from benchmarks.peers import Graphile
-from benchmarks.scale import BODY_BYTES, CONNECTIONS, PEER_BURST_WINDOW, POSTGRES_FETCH, WINDOW
+from benchmarks.peers import Queue
+from benchmarks.scale import CONNECTIONS, PEER_BURST_WINDOW, POSTGRES_FETCH, WINDOW
 from benchmarks.servers import Tickwheel
 
 MARGIN_S = 0.3
@@ -25,7 +25,6 @@ _SETTLE_S = 0.5
 _PEER_NAMES = {
     **{mode: f"{name}, reserve + delete" for mode, name in MODE_NAMES.items()},
     "postgres": f"PostgreSQL, fetch and delete {POSTGRES_FETCH}, {CONNECTIONS} connections",
-    "graphile": f"{Graphile.name}, a task that does nothing",
 }
 
 
@@ -44,8 +43,6 @@ def burst(context: Context) -> Result:
         contestants["log"] = lambda seed: _peer_burst(context, "log", seed)
     if context.postgres_programs is not None:
         contestants["postgres"] = lambda seed: _postgres_burst(context, seed)
-        if context.graphile is not None:
-            contestants["graphile"] = lambda seed: _graphile_burst(context)
     rounds_of = alternate(context, result.case, contestants)
     ours = rounds_of.pop("tickwheel")
     what = f"tickwheel, {context.scale.burst:,} due at once, {CONNECTIONS} connections"
@@ -57,7 +54,7 @@ def burst(context: Context) -> Result:
         name = _PEER_NAMES[mode]
         theirs = result.median(mode, name, rounds)
         result.ratio(f"ratio_{mode}", f"tickwheel / {name}", rate / theirs)
-    if context.redis_server is None:
+    if context.redis_server is None and not context.on_postgres:
         if context.beanstalkd is None:
             result.missing.append(f"beanstalkd: {context.peers_missing}")
         if context.postgres_programs is None:
@@ -66,7 +63,8 @@ def burst(context: Context) -> Result:
 
 
 def burst_client(context: Context) -> Result:
-    """The same through the Python client with its defaults, beside the raw one."""
+    """The same through the Python client with its defaults, beside the raw one; other queues on
+    PostgreSQL with their clients."""
     result = Result("burst_client")
     ways = {
         "ack_nowait": "ack_nowait()",
@@ -81,14 +79,20 @@ def burst_client(context: Context) -> Result:
     contestants: dict[str, Contestant] = {
         "raw": lambda seed: _burst(context, seed, "tickwheel_burst", prefetch=WINDOW),
         **{way: through_client(way) for way in ways},
+        **{queue.key: _queue_burst(context, queue) for queue in context.queues},
     }
     rounds_of = alternate(context, result.case, contestants)
     raw = result.median("raw", f"raw, {CONNECTIONS} connections", rounds_of.pop("raw"))
+    for queue in context.queues:
+        rounds = rounds_of.pop(queue.key)
+        what = f"{queue.name}, {rounds[0]['count']:,} jobs that do nothing"
+        result.median(queue.key, what, rounds)
     for name, rounds in rounds_of.items():
         what = f"client, {ways[name]}, {CONNECTIONS} clients in one process"
         rate = result.median(name, what, rounds)
         result.ratio(f"ratio_{name}", f"client, {ways[name]} / raw", rate / raw)
         result.metric(f"{name}_early", sum(figures["early"] for figures in rounds))
+    result.against_queues("Worker", result.metrics["burst_client.worker"], context)
     return result
 
 
@@ -232,7 +236,13 @@ def _postgres_burst(context: Context, seed: int) -> dict[str, Any]:
         return measured(postgres, "postgres_burst", count=count, per_fetch=POSTGRES_FETCH)
 
 
-def _graphile_burst(context: Context) -> dict[str, Any]:
-    size = {"count": context.scale.burst, "body_bytes": BODY_BYTES}
-    with context.postgres() as postgres:
-        return measured(postgres, "graphile_burst", graphile=context.graphile, **size)
+def _queue_burst(context: Context, queue: Queue) -> Contestant:
+    """All jobs are due before its worker starts. A queue that takes them one by one gets a tenth:
+    its rate does not depend on their number, and it needs minutes for all."""
+    count = context.scale.burst // (1 if queue.is_batched else 10)
+
+    def run(seed: int) -> dict[str, Any]:
+        with context.postgres() as postgres:
+            return measured(postgres, "burst", queue=queue, count=count)
+
+    return run

@@ -1,12 +1,12 @@
-"""Durable enqueues through the Python client; PostgreSQL by hand beside."""
+"""Durable enqueues through the Python client; PostgreSQL by hand and other queues on it beside."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from benchmarks.context import Contestant, Context, Result, alternate, measured
-from benchmarks.peers import Graphile
-from benchmarks.scale import BODY_BYTES, POSTGRES_POOL
+from benchmarks.peers import Queue
+from benchmarks.scale import POSTGRES_POOL
 
 COPY = "PostgreSQL, COPY"
 CALLERS = (200, 1_000)
@@ -57,35 +57,32 @@ def _bulk(
         with context.postgres() as postgres:
             return measured(postgres, "postgres_copy", limit_s=_LIMIT_S, seed=seed, **size)
 
-    def graphile(seed: int) -> dict[str, Any]:
-        with context.postgres() as postgres:
-            more = {**size, "body_bytes": BODY_BYTES}
-            return measured(
-                postgres, "graphile_bulk", limit_s=_LIMIT_S, graphile=context.graphile, **more
-            )
+    def other(queue: Queue) -> Contestant:
+        def run(seed: int) -> dict[str, Any]:
+            with context.postgres() as postgres:
+                return measured(postgres, "bulk", limit_s=_LIMIT_S, queue=queue, **size)
+
+        return run
 
     contestants = {name: ours(columns) for name, columns in ways.items()}
     if context.postgres_programs is not None:
         contestants["copy"] = theirs
-        if context.graphile is not None:
-            contestants["graphile"] = graphile
+        contestants |= {queue.key: other(queue) for queue in context.queues}
     rounds_of = alternate(context, result.case, contestants, rounds)
     calls = f"{size['per_call']:,} a call, {size['in_flight']} calls in flight"
     names = {
         "columns": f"client, enqueue_columns, {calls}",
         "objects": f"client, enqueue_many, {calls}",
         "copy": f"{COPY}, {calls}",
-        "graphile": f"{Graphile.name}, addJobs, {calls}",
+        **{queue.key: f"{queue.name}, {calls}" for queue in context.queues},
     }
     rate = {name: result.median(name, names[name], found) for name, found in rounds_of.items()}
     if "copy" in rate:
         for name in ways:
             result.ratio(f"ratio_{name}", f"client, {name} / {COPY}", rate[name] / rate["copy"])
-            if "graphile" in rate:
-                what = f"client, {name} / {Graphile.name}"
-                result.ratio(f"ratio_{name}_graphile", what, rate[name] / rate["graphile"])
     else:
         result.missing.append(f"PostgreSQL: {context.postgres_missing}")
+    result.against_queues("client, columns", rate["columns"], context)
     return result
 
 

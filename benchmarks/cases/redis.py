@@ -60,7 +60,7 @@ def redis_enqueue(context: Context) -> Result:
             with context.tickwheel() as daemon:
                 assert isinstance(daemon, TickwheelOnRedis)
                 return _with_redis(
-                    daemon.redis, lambda: put_tasks(daemon, count, per_frame, window, seed)
+                    daemon.server, lambda: put_tasks(daemon, count, per_frame, window, seed)
                 )
 
         return run
@@ -114,7 +114,7 @@ def redis_bulk_client(context: Context) -> Result:
             with context.tickwheel() as daemon:
                 assert isinstance(daemon, TickwheelOnRedis)
                 load = partial(measured, daemon, "client_bulk", columns=columns, seed=seed, **calls)
-                return _with_redis(daemon.redis, load)
+                return _with_redis(daemon.server, load)
 
         return run
 
@@ -191,12 +191,12 @@ def _memory(context: Context, case: str, query: str) -> Result:
     folder, redis = context.fresh_folder("tickwheel"), context.redis()
     with TickwheelOnRedis(folder, redis, context.daemon_command, query=query) as daemon:
         empty = daemon.quiet_memory_bytes(context.scale.quiet_s)
-        redis_empty = int(daemon.redis.info()["used_memory"])
+        redis_empty = int(daemon.server.info()["used_memory"])
         fill(context, daemon)
         if query == NO_MIRROR:
             time.sleep(QUIETS_KEPT * context.scale.quiet_s)
         full = daemon.quiet_memory_bytes(context.scale.quiet_s)
-        redis_full = int(daemon.redis.info()["used_memory"])
+        redis_full = int(daemon.server.info()["used_memory"])
         pending = daemon.stats()["scheduled"]
     assert pending == count, f"{pending} pending instead of {count}"
     ours = (full["VmRSS"] - empty["VmRSS"]) / count

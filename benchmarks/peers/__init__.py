@@ -1,6 +1,7 @@
-"""Peers that only ``--peers all`` asks for: each is installed into a folder of its own.
+"""Job queues in PostgreSQL as peers. Only ``--peers all`` asks for them: they are installed into a
+folder of their own, with npm and with pip.
 
-graphile-worker: a queue in PostgreSQL, for Node.js. Its load process is ``graphile.cjs``.
+Each has a load process with the jobs ``bulk``, ``burst``, ``produce`` and ``consume``.
 """
 
 from __future__ import annotations
@@ -8,46 +9,93 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-GRAPHILE_VERSION = "0.18.0"
-_FOLDER = Path(__file__).parents[2] / ".cache" / "bench-peers" / "graphile"
-_SCRIPT = Path(__file__).parent / "graphile.cjs"
+NODE_PACKAGES = {
+    "graphile": "graphile-worker@0.18.0",
+    "pgboss": "pg-boss@12.38.0",
+    "bullmq": "bullmq@6.7.0",
+}
+"""The package of each queue, by the name that ``node.cjs`` gives it."""
+_DRIVER = "pg@8.23.1"
+PROCRASTINATE = "procrastinate==3.10.0"
+_REQUIREMENTS = (PROCRASTINATE, "psycopg[binary]==3.3.9", "msgpack==1.2.4", "uvloop==0.23.0")
+"""msgpack is for the bodies, which are those of the other load processes."""
+_PROJECT = Path(__file__).parents[2]
+_FOLDER = _PROJECT / ".cache" / "bench-peers"
+_SCRIPT = Path(__file__).parent / "node.cjs"
 _INSTALL_TIMEOUT_S = 300.0
 
 
-class Graphile:
-    """An installed graphile-worker. ``command`` starts a load process, in ``folder``."""
+@dataclass(frozen=True)
+class Queue:
+    """An installed queue. ``command`` starts its load process, in ``folder``."""
 
-    name = f"graphile-worker {GRAPHILE_VERSION}"
+    key: str
+    name: str
+    command: tuple[str, ...]
+    folder: Path
 
-    def __init__(self, folder: Path, node: str) -> None:
-        self.folder = folder
-        self.command = (node, str(_SCRIPT))
+    @property
+    def is_batched(self) -> bool:
+        """Whether its worker fetches and finishes many jobs per statement."""
+        return self.key in ("graphile", "pgboss")
 
 
-def set_up_graphile(folder: Path = _FOLDER) -> Graphile | str:
-    """Installed, if need be with npm; or why it is not there."""
+def set_up_queues(folder: Path = _FOLDER) -> list[Queue | str]:
+    """Install the queues that are missing. Return each, or the reason why it is not there."""
+    return [*set_up_node_queues(folder / "node"), set_up_procrastinate(folder / "procrastinate")]
+
+
+def set_up_node_queues(folder: Path) -> list[Queue | str]:
+    """Install those of npm, if need be. Return them, or the reason why they are not there."""
+    names = {key: package.replace("@", " ") for key, package in NODE_PACKAGES.items()}
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
-        return f"no {Graphile.name}: Node.js with npm is not installed"
-    if not _is_installed(folder):
-        print(f"installing {Graphile.name} into {folder} …", file=sys.stderr, flush=True)
-        folder.mkdir(parents=True, exist_ok=True)
-        wanted = f"graphile-worker@{GRAPHILE_VERSION}"
+        return [f"no {', '.join(names.values())}: Node.js with npm is not installed"]
+    packages = [*NODE_PACKAGES.values(), _DRIVER]
+    command = [npm, "install", "--no-audit", "--no-fund", "--prefix", str(folder), *packages]
+    error = _install(folder, packages, [command])
+    if error is not None:
+        return [f"no {', '.join(names.values())}: {error}"]
+    return [Queue(key, name, (node, str(_SCRIPT), key), folder) for key, name in names.items()]
+
+
+def set_up_procrastinate(folder: Path) -> Queue | str:
+    """Install procrastinate, if need be. Return it, or the reason why it is not there."""
+    name = PROCRASTINATE.replace("==", " ")
+    python = folder / "bin" / "python"
+    make = [sys.executable, "-m", "venv", "--clear", str(folder)]
+    fill = [str(python), "-m", "pip", "install", "--quiet", *_REQUIREMENTS]
+    error = _install(folder, _REQUIREMENTS, [make, fill])
+    if error is not None:
+        return f"no {name}: {error}"
+    command = (str(python), "-m", "benchmarks.peers.procrastinate_load")
+    return Queue("procrastinate", name, command, _PROJECT)
+
+
+def _install(
+    folder: Path, packages: Sequence[str], commands: Sequence[Sequence[str]]
+) -> str | None:
+    """Run the commands, unless the folder's list says that it has the packages. Return the error,
+    if any."""
+    wanted, listed = "\n".join(packages), folder / "packages.txt"
+    if listed.exists() and listed.read_text() == wanted:
+        return None
+    print(f"installing {', '.join(packages)} into {folder} …", file=sys.stderr, flush=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    for command in commands:
         done = subprocess.run(
-            [npm, "install", "--no-audit", "--no-fund", "--prefix", str(folder), wanted],
+            command,
             capture_output=True,
             text=True,
             check=False,
             timeout=_INSTALL_TIMEOUT_S,
             cwd=folder,
         )
-        if not _is_installed(folder):
-            return f"no {Graphile.name}: npm says {done.stderr[-300:]}"
-    return Graphile(folder, node)
-
-
-def _is_installed(folder: Path) -> bool:
-    package = folder / "node_modules" / "graphile-worker" / "package.json"
-    return package.exists() and f'"version": "{GRAPHILE_VERSION}"' in package.read_text()
+        if done.returncode != 0:
+            return f"{Path(command[0]).name}: {done.stderr[-300:]}"
+    listed.write_text(wanted)
+    return None

@@ -42,6 +42,7 @@ DAILY = {
     ("sqlite", "lateness"),
     ("sqlite", "transactions"),
     ("redis", "redis_recovery"),
+    ("postgresql", "postgres_steady"),
 }
 """Cases that `make test` runs, one of each kind; the others are for `make test-full`."""
 
@@ -59,6 +60,8 @@ def test_each_case_measures_the_metrics_of_its_bounds(
 ) -> None:
     if store == "redis" and find_redis() is None:
         pytest.skip("redis-server is not installed")
+    if store == "postgresql" and find_postgres() is None:
+        pytest.skip("PostgreSQL or asyncpg is not installed")
     out = tmp_path / "figures.json"
 
     code = cli.main(["--quick", "--store", store, "--only", case, "--json", str(out), "--check"])
@@ -69,6 +72,7 @@ def test_each_case_measures_the_metrics_of_its_bounds(
         "beanstalkd": find_beanstalkd(),
         "PostgreSQL": find_postgres(),
         "redis-py": find_redis(),
+        "queues": None,  # --peers all, below
     }
     bounds = [b for b in BOUNDS if b.store in (None, store)]
     wanted = {b.metric for b in bounds if b.metric.startswith(f"{case}.")}
@@ -235,48 +239,53 @@ def _npm(folder: Path, script: str) -> str:
     return f"{folder}:/usr/bin:/bin"
 
 
-def test_a_peer_of_npms_is_installed_once_into_its_folder(
+def test_queues_of_npm_are_installed_once_into_their_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    folder, calls = tmp_path / "graphile", tmp_path / "calls"
-    package = folder / "node_modules" / "graphile-worker" / "package.json"
-    text = f'{{"version": "{peers.GRAPHILE_VERSION}"}}'
-    script = f"echo \"$@\" >>{calls}; mkdir -p {package.parent}; echo '{text}' >{package}"
-    monkeypatch.setenv("PATH", _npm(tmp_path, script))
+    folder, calls = tmp_path / "queues", tmp_path / "calls"
+    monkeypatch.setenv("PATH", _npm(tmp_path, f'echo "$@" >>{calls}'))
 
     for _ in range(2):
-        graphile = peers.set_up_graphile(folder)
-        assert isinstance(graphile, peers.Graphile)
-        assert graphile.command[0] == str(tmp_path / "node")
-        assert graphile.folder == folder
+        queues = peers.set_up_node_queues(folder)
+        for queue, key in zip(queues, peers.NODE_PACKAGES, strict=True):
+            assert isinstance(queue, peers.Queue)
+            assert (queue.key, queue.folder) == (key, folder)
+            assert (queue.command[0], queue.command[-1]) == (str(tmp_path / "node"), key)
     (call,) = calls.read_text().splitlines()
-    assert call.startswith("install ")
-    assert call.endswith(f"--prefix {folder} graphile-worker@{peers.GRAPHILE_VERSION}")
+    assert call.startswith(f"install --no-audit --no-fund --prefix {folder} ")
+    assert set(peers.NODE_PACKAGES.values()) < set(call.split())
 
 
-def test_a_peer_of_npms_that_cannot_be_installed_says_why(
+def test_queues_of_npm_that_cannot_be_installed_say_why(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", _npm(tmp_path, "echo no network >&2; exit 1"))
-    answer = peers.set_up_graphile(tmp_path / "graphile")
-    assert isinstance(answer, str)
-    assert "no network" in answer
-    monkeypatch.setenv("PATH", str(tmp_path / "graphile"))
-    answer = peers.set_up_graphile(tmp_path / "graphile")
+    for _ in range(2):
+        (answer,) = peers.set_up_node_queues(tmp_path / "queues")
+        assert isinstance(answer, str)
+        assert "no network" in answer
+    monkeypatch.setenv("PATH", str(tmp_path / "queues"))
+    (answer,) = peers.set_up_node_queues(tmp_path / "queues")
     assert isinstance(answer, str)
     assert "Node.js" in answer
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["burst", "bulk_client"])
-def test_all_peers_take_part(case: str, tmp_path: Path) -> None:
-    if find_postgres() is None or not isinstance(peers.set_up_graphile(), peers.Graphile):
-        pytest.skip("PostgreSQL, or graphile-worker by npm, is not to be had")
+@pytest.mark.parametrize(
+    ("case", "suffix"), [("burst_client", ""), ("bulk_client", ""), ("postgres_steady", "_rate")]
+)
+def test_all_queues_on_postgresql_take_part(case: str, suffix: str, tmp_path: Path) -> None:
+    queues = peers.set_up_queues() if find_postgres() is not None else ["PostgreSQL is missing"]
+    if missing := [queue for queue in queues if isinstance(queue, str)]:
+        pytest.skip("; ".join(missing))
     out = tmp_path / "figures.json"
-    assert cli.main(["--quick", "--peers", "all", "--only", case, "--json", str(out)]) == 0
+    asked = ["--quick", "--store", "postgresql", "--peers", "all", "--only", case]
+    assert cli.main([*asked, "--json", str(out)]) == 0
     figures = json.loads(out.read_text())
-    assert figures["metrics"][f"{case}.graphile"] > 0
-    assert "graphile-worker" in figures["environment"]["peer"]
+    for queue in queues:
+        assert isinstance(queue, peers.Queue)
+        assert figures["metrics"][f"{case}.{queue.key}{suffix}"] > 0
+        assert queue.name in figures["environment"]["peer"]
 
 
 def test_processor_time_of_children_counts_when_they_have_ended() -> None:
