@@ -28,7 +28,7 @@ from tickwheel.persistence.contract import (
     StoreForgot,
 )
 from tickwheel.persistence.on_server import NoReply
-from tickwheel.persistence.postgresql.driver import ServerError
+from tickwheel.persistence.postgresql.driver import Link, ServerError, options_from
 
 
 async def taken(subject: Subject, effects: Effects) -> list[str]:
@@ -60,6 +60,26 @@ async def session(server: PostgresServer, schema: str) -> AsyncIterator[Any]:
 
 
 class TestUnanswered:
+    async def test_a_call_that_ends_between_its_steps_has_no_reply(
+        self, shared_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As after a freeze: the statement is prepared, and the time of the call is over."""
+        prepare = asyncpg.Connection._get_statement
+
+        async def prepare_and_expire(connection: Any, *args: Any, **options: Any) -> Any:
+            statement = await prepare(connection, *args, **options)
+            connection.terminate()
+            return statement
+
+        link = Link(options_from(shared_postgres.url(schema="public")))
+        await link.ready()
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncpg.Connection, "_get_statement", prepare_and_expire)
+            with pytest.raises(NoReply):
+                await link.fetch("SELECT 1")
+        assert [tuple(row) for row in await link.fetch("SELECT 2")] == [(2,)]
+        await link.close()
+
     async def test_a_batch_that_arrives_late_is_void(
         self, shared_postgres: PostgresServer, make: Make
     ) -> None:

@@ -265,6 +265,10 @@ class Link:
         except (OSError, asyncpg.InternalClientError) as error:
             connection.terminate()
             raise NoReply(f"{name}: the connection broke: {error}", silent=expired) from error
+        except AttributeError as error:  # from asyncpg, if ``expire`` ran between two of its steps
+            if not connection.is_closed():
+                raise
+            raise NoReply(f"{name}: no answer within {limit_ms} ms", silent=expired) from error
         except asyncpg.InterfaceError as error:
             if isinstance(error, ValueError):  # an argument that PostgreSQL cannot store is a bug
                 raise
