@@ -379,16 +379,6 @@ def test_a_wrong_token_is_one_line(make_daemon: Make) -> None:
     assert cli.one("stats", "--token", "right")["store_ok"] is True
 
 
-def test_a_stopped_daemon_is_one_line(cli: Cli, daemon: Daemon) -> None:
-    daemon.kill()
-    assert "unreachable" in cli.fails(3, "enqueue", "orders", "x")
-
-
-def test_daemon_errors_are_one_line_with_their_code(cli: Cli) -> None:
-    assert "due_too_far" in cli.fails(2, "enqueue", "orders", "x", "--delay", "9999w")
-    assert "bad_request" in cli.fails(2, "enqueue", "no spaces please", "x")
-
-
 def test_a_backup_passes_the_offline_check(cli: Cli, daemon: Daemon) -> None:
     for number in range(3):
         cli.one("enqueue", "orders", str(number), "--delay", "1h")
@@ -405,11 +395,6 @@ def test_a_backup_passes_the_offline_check(cli: Cli, daemon: Daemon) -> None:
         damaged.execute("UPDATE meta SET value = 0 WHERE key = 'id_mark'")
     damaged.close()
     assert "above the id mark" in cli.run("check", "--store", copy, expect=1).stdout.decode()
-
-
-def test_a_second_daemon_on_one_store_is_refused(daemon: Daemon, cli: Cli) -> None:
-    finished = cli.run("serve", "--store", daemon.store, "--listen", "tcp://127.0.0.1:0", expect=1)
-    assert b"in use" in finished.stdout + finished.stderr
 
 
 def test_serve_reads_flags_before_environment_before_file(

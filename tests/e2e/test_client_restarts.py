@@ -18,35 +18,6 @@ async def scheduled(client: Client, topic: str) -> int:
     return answer.scheduled if answer is not None else 0
 
 
-async def test_enqueues_over_a_kill_are_stored_once(daemon: Daemon) -> None:
-    async with Client(daemon.url, send_timeout=5) as client:
-        stop = asyncio.Event()
-        bodies: list[bytes] = []
-        receipts: list[Any] = []
-
-        async def produce(name: int) -> None:
-            while not stop.is_set():
-                body = b"%d-%d" % (name, len(bodies))
-                bodies.append(body)
-                receipts.append(await client.enqueue("t", body, delay=HOUR))
-
-        producers = [asyncio.ensure_future(produce(name)) for name in range(20)]
-        for _ in range(3):
-            while len(receipts) < 200:
-                await soon(asyncio.wait(producers, timeout=0.01))
-            receipts_before = len(receipts)
-            await daemon.arestart()
-            assert len(receipts) >= receipts_before
-            receipts_wanted = len(receipts) + 200
-            while len(receipts) < receipts_wanted:
-                await soon(asyncio.wait(producers, timeout=0.01))
-        stop.set()
-        await soon(asyncio.gather(*producers))
-        listed = [task.body async for task in client.list_tasks(topic="t")]
-        assert len(receipts) == len(bodies)
-        assert sorted(listed) == sorted(bodies), "each once"
-
-
 async def test_a_lost_reply_stores_the_task_once(make_daemon: Callable[..., Daemon]) -> None:
     """Killed after the commit and before the reply: the resend gets the first answer."""
     daemon = make_daemon(failpoints="commit.after=3")
@@ -66,25 +37,6 @@ async def test_a_lost_reply_stores_the_task_once(make_daemon: Callable[..., Daem
 async def _some(client: Client, receipts: list[Any]) -> None:
     for i in range(10):
         receipts.append(await client.enqueue("t", b"%d" % i, delay=HOUR))
-
-
-async def test_a_consumer_goes_on_after_a_kill(daemon: Daemon) -> None:
-    async with Client(daemon.url, send_timeout=5) as client:
-        receipts = await client.enqueue_many([Task("t", b"%d" % i) for i in range(300)])
-        wanted = {receipt.id for receipt in receipts}
-        acked: set[int] = set()
-        async with client.subscribe("t", prefetch=20) as deliveries:
-            epochs = set()
-            while acked < wanted:
-                delivery = await soon(anext(deliveries))
-                epochs.add(delivery.epoch)
-                if await soon(delivery.ack()) in ("acked", "done"):
-                    acked.add(delivery.id)
-                if len(acked) == 100 and len(epochs) == 1:
-                    await daemon.arestart()
-            assert acked == wanted
-            assert len(epochs) == 2
-        assert await scheduled(client, "t") == 0
 
 
 async def test_an_ack_under_way_at_a_kill_is_answered_after_it(daemon: Daemon) -> None:

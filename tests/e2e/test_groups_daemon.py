@@ -13,7 +13,6 @@ from e2e.stores import stores
 from support.daemon import Daemon
 from support.waiting import until
 from tickwheel.api.frames import FrameType as T
-from tickwheel.model.records import CONSUMER_DIED
 
 
 @pytest.fixture(params=stores("sqlite", "redis"))
@@ -269,40 +268,6 @@ def test_policies_of_task_group_and_topic_outlast_a_kill(daemon: Daemon) -> None
         assert failure[3].startswith("raw 127.0.0.1:")
 
 
-def test_a_conflicting_group_policy_is_refused(daemon: Daemon) -> None:
-    fixed = {"kind": "fixed", "delay_ms": 5, "retries": 1, "jitter": 0}
-    with Peer(daemon.port) as peer:
-        peer.sub(0, "t", "g")
-        peer.sub(1, "t", "g", retry=fixed)
-        peer.sub(2, "t", "g", retry=dict(reversed(fixed.items())))
-        code, message = peer.refused(T.SUBSCRIBE, 3, "t", "g", 1, {"retry": "none"})
-        assert code == "conflict"
-        assert "retry fixed:delay=" in message
-        assert ", not none; to change it: " in message
-        assert peer.do(T.CONFIGURE, "t", "g", {"retry": None})["retry"] is None
-        peer.sub(3, "t", "g", retry="none")
-
-
-def test_poison_ends_in_the_dead_letters(daemon: Daemon) -> None:
-    with Peer(daemon.port) as peer:
-        (task_id,) = peer.put("t", b"poison")
-    for attempt in range(1, 4):
-        with Peer(daemon.port) as victim:
-            victim.sub(0, "t", "g")
-            ((_, item),) = victim.deliveries(1)
-            assert item[:2] == (task_id, attempt)
-        if attempt == 2:
-            with Peer(daemon.port) as peer:
-                until(lambda: peer.topic("t")["waiting"] == 1, SOON_S)
-            daemon.restart()
-    with Peer(daemon.port) as peer:
-        until(lambda: len(peer.dead()) == 1, SOON_S)
-        (letter,) = peer.dead()
-        assert (letter["attempt"], letter["failed"], letter["deaths"]) == (3, 0, 3)
-        assert letter["reason"].startswith(CONSUMER_DIED)
-        assert peer.words(task_id) == ["dead"]
-
-
 # --- dead letters --------------------------------------------------------------------------------
 
 
@@ -431,49 +396,7 @@ def test_a_broadcast_creates_no_group(daemon: Daemon) -> None:
         peer.do(T.UNSUBSCRIBE, 0)
 
 
-@pytest.mark.parametrize("store", ["sqlite"])
-def test_a_slow_broadcast_is_ended_and_says_why(store: str, tmp_path: Path) -> None:
-    with daemon_on(store, tmp_path, broadcast_tasks_max=10) as daemon, Peer(daemon.port) as peer:
-        peer.sub(5, "t", None, broadcast=True, prefetch=0)
-        peer.put("t", *[b"x"] * 11)
-        kind, sub, code, message = peer.next()
-        assert (kind, sub, code) == (T.ENDED, 5, "limit_exceeded")
-        assert "the limit is 10 (broadcast_tasks_max)" in message
-        peer.sub(5, "t", None, broadcast=True)
-        assert peer.do(T.PING) is None
-
-
 # --- priority, ttl, pause, rate ------------------------------------------------------------------
-
-
-def test_lower_priorities_get_their_share(daemon: Daemon) -> None:
-    with Peer(daemon.port) as peer:
-        peer.do(T.GROUP_CREATE, "t", "g", {})
-        low = peer.put("t", *[b"low"] * 5)
-        high = peer.put("t", *[b"high"] * 40, priority=9)
-        until(lambda: peer.topic("t")["ready"] == 45, SOON_S)
-    daemon.restart()
-    with Peer(daemon.port) as peer:
-        until(lambda: peer.topic("t")["ready"] == 45, SOON_S)
-        peer.sub(0, "t", "g", prefetch=32)
-        got = [item[0] for _, item in peer.deliveries(32)]
-        assert [i for i, task_id in enumerate(got) if task_id in low] == [15, 31]
-        assert set(got) - set(low) < set(high)
-
-
-def test_a_ttl_expires_without_subscribers(daemon: Daemon) -> None:
-    with Peer(daemon.port) as peer:
-        peer.do(T.GROUP_CREATE, "t", "g", {"paused": True})
-        (held,) = peer.put("t", b"1", ttl_ms=3_000)
-        (alone,) = peer.put("nobody", b"1", ttl_ms=3_000)
-        (kept,) = peer.put("t", b"2", ttl_ms=3_600_000)
-        assert peer.words(held, alone, kept) == ["ready"] * 3
-    daemon.restart()
-    with Peer(daemon.port) as peer:
-        until(lambda: peer.words(held, alone) == ["expired", "expired"], SOON_S)
-        stats = peer.do(T.STATS)
-        assert (stats["expired"], stats["topics"]["t"]["groups"]["g"]["expired"]) == (2, 1)
-        assert peer.words(kept) == ["ready"]
 
 
 @pytest.mark.parametrize("group", [None, "g"])

@@ -230,21 +230,6 @@ def test_ids_and_dedupe_survive_a_kill(make_daemon: MakeDaemon) -> None:
         assert fresh[2][1][0] > first[2][1][0]
 
 
-def test_endings_are_distinguished_after_a_restart(make_daemon: MakeDaemon) -> None:
-    daemon = make_daemon().start()
-    with Raw(daemon.port) as raw:
-        _, ids = raw.enqueue(*[("t", b"x", DAY_MS)] * 2, ("now", b"x", 0))[2]
-        raw.call(T.CANCEL, [ids[0]])
-        epoch, _, ((task_id, attempt, _, _),) = raw.call(T.PULL, "now", "g", 1, 20_000, {})[2]
-        raw.call(T.ACK, "now", "g", epoch, [task_id], [attempt])
-    daemon.restart()
-    with Raw(daemon.port) as raw:
-        states = [info["state"] for info in raw.call(T.LOOKUP, [*ids, 5])[2]]
-        assert states == ["cancelled", "scheduled", "acked", "unknown"]
-        ended = raw.call(T.CANCEL, [ids[0], ids[2]])[2]
-        assert ended == ((ids[0], "already_cancelled"), (ids[2], "acked"))
-
-
 def test_a_backup_is_a_database_that_can_be_served(make_daemon: MakeDaemon) -> None:
     daemon = make_daemon().start()
     with Raw(daemon.port) as raw:
@@ -258,14 +243,6 @@ def test_a_backup_is_a_database_that_can_be_served(make_daemon: MakeDaemon) -> N
     other = make_daemon(store=f"sqlite:///{path}").start()
     with Raw(other.port) as raw:
         assert raw.call(T.STATS)[2]["scheduled"] == 500
-
-
-def test_the_memory_store_serves(make_daemon: MakeDaemon) -> None:
-    daemon = make_daemon(store="memory:").start()
-    with Raw(daemon.port) as raw:
-        raw.enqueue(("t", b"x", 0))
-        assert len(raw.call(T.PULL, "t", "g", 1, 20_000, {})[2][2]) == 1
-    assert daemon.terminate() == 0
 
 
 def test_the_start_of_a_pause_survives_a_kill(make_daemon: MakeDaemon) -> None:

@@ -132,14 +132,6 @@ def test_a_groups_rate_covers_all_shards(pair: Nodes) -> None:
     asyncio.run(go())
 
 
-def test_another_number_of_shards_is_refused(pair: Nodes, tmp_path: Path) -> None:
-    store = pair["a"].store.partition("?")[0]
-    other = Node(tmp_path / "other", "c", store, SHARDS + 1)
-    other.spawn()
-    assert other.wait() == 1
-    assert f"for {SHARDS} shards, but the setting shards is {SHARDS + 1}" in other.log_text()
-
-
 def test_another_node_of_the_same_name_is_refused(pair: Nodes, tmp_path: Path) -> None:
     store = pair["a"].store.partition("?")[0]
     other = Node(tmp_path / "other", "a", store, SHARDS, leader_ttl_s=TTL_S)

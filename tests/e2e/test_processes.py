@@ -326,18 +326,6 @@ def refusal(daemon: Daemon, code: int) -> str:
     return answer
 
 
-def test_another_number_of_shards_is_refused(
-    make_daemon: MakeDaemon, tmp_path: Path, shards: Shards
-) -> None:
-    shards.parent.terminate()
-    for more, number in ((("--processes", "3"), 3), ((), 1)):
-        other = make_daemon(store=shards.parent.store, args=more)
-        error = refusal(other, 1)
-        assert f"it has 2 shards (shards.json), but processes is {number}" in error
-    auto = make_daemon(store=shards.parent.store, args=("--processes", "auto")).start()
-    assert len(json.loads((auto.folder / "ready.json").read_text())["shards"]) == 2
-
-
 def test_a_missing_database_is_not_recreated(shards: Shards) -> None:
     shards.parent.terminate()
     (shards.folder / "shard-1.db").unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,9 +10,8 @@ import pytest
 
 from support.daemon import Daemon
 from support.ports import free_port
-from support.shards import alone, key_in
-from support.waiting import comes
-from tickwheel import Client, errors
+from support.shards import key_in
+from tickwheel import Client
 from tickwheel.persistence import ShardFolder
 
 COUNT, HOME, AWAY = 3, 1, 2
@@ -74,45 +72,3 @@ async def test_a_new_group_gets_tasks_of_a_returning_shard(
             (delivery,) = await client.pull(TOPIC, group=group, wait=30)
             assert delivery.id == receipt.id
             await delivery.ack()
-
-
-async def test_racing_clients_end_with_the_home_shards_settings(
-    daemons: list[Daemon],
-) -> None:
-    async with Client(daemons[0].url) as one, Client(daemons[2].url) as other:
-        await one.create_group(TOPIC, "g")
-        for n in range(1, 20):
-            await asyncio.gather(
-                one.configure(TOPIC, group="g", rate=float(n)),
-                other.configure(TOPIC, group="g", rate=float(100 + n)),
-            )
-
-        async def rates() -> set[float]:
-            stats = [await alone(one, n).stats() for n in range(COUNT)]
-            return {found.topics[TOPIC].groups["g"].rate for found in stats}
-
-        async def are_one() -> bool:
-            return len(await rates()) == 1
-
-        await comes(are_one)
-
-
-async def test_a_deletion_without_all_shards_is_undone(
-    daemons: list[Daemon],
-) -> None:
-    async with Client(daemons[0].url) as client:
-        await client.create_group(TOPIC, "g")
-        await daemons[AWAY].akill()
-        with pytest.raises((errors.Unreachable, errors.SendTimeout)):
-            await client.delete_group(TOPIC, "g", timeout=1)
-        await daemons[AWAY].astart()
-        await comes(lambda: "g of topic" in daemons[0].log_text())
-
-        async def is_gone() -> bool:
-            try:
-                await client.delete_group(TOPIC, "g")
-            except errors.NotFound:
-                return True
-            return False  # a shard may have looked at the home just before the end of it
-
-        await comes(is_gone)
