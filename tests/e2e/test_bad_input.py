@@ -113,6 +113,7 @@ def test_the_first_frame_must_be_hello(running: Daemon) -> None:
         ({"session": b"short"}, "bad_request"),
         ({"session": 7}, "bad_request"),
         ({"client": 7}, "bad_request"),
+        ({"heartbeat": 1}, "bad_request"),
         ({"surprise": 1}, "bad_request"),
     ],
 )

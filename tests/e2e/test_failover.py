@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 import time
@@ -12,7 +11,6 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
@@ -20,13 +18,11 @@ from support.daemon import Daemon
 from support.raw import Raw
 from support.redis_proxy import Proxy
 from support.redis_server import RedisServer
-from support.waiting import comes, soon, until
-from tickwheel import Client, failpoints
+from support.waiting import comes, until
+from tickwheel import Client
 from tickwheel.api.frames import FrameType as T
 from tickwheel.persistence.redis.driver import options_from
 from tickwheel.persistence.redis.opening import lay_out, look
-from tickwheel.server import daemon as daemons
-from tickwheel.server.settings import Settings
 
 DAY_MS = 86_400_000
 TAKEOVER_S = 5.0
@@ -241,34 +237,6 @@ def test_a_single_daemon_recovers_from_a_redis_outage(server: RedisServer, tmp_p
         assert is_active(daemon)
 
 
-@pytest.mark.parametrize("place", ["takeover.elected", "takeover.opened"])
-async def test_a_store_lost_in_the_first_takeover_is_retried(
-    server: RedisServer, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The daemon runs in this process, so that the server is killed exactly there."""
-    await _lay_out(server)
-    passed: list[str] = []
-
-    def hit(name: str) -> None:
-        if name == place and name not in passed:
-            server.kill()
-        passed.append(name)
-
-    monkeypatch.setattr(failpoints, "hit", hit)
-    settings = Settings(
-        store=server.url(), listen="tcp://127.0.0.1:0", leader_ttl_s=0.5, store_wait_s=1
-    )
-    daemon = daemons.Daemon(settings, Mock())
-    try:
-        await soon(daemon.start())
-        assert daemon.roles.role == "standby" and place in passed
-        server.start()
-        await comes(lambda: daemon.roles.role == "active")
-    finally:
-        await daemon.stop()
-    assert passed.count("takeover.elected") >= 2
-
-
 def test_takeovers_that_fail_over_and_over_are_logged_once(
     pair: tuple[Daemon, Daemon], server: RedisServer
 ) -> None:
@@ -407,23 +375,3 @@ async def test_clients_leave_a_leader_cut_off_from_redis(
         cut.close()
         other.close()
         await wall.stop()
-
-
-async def test_a_client_waits_for_daemon_and_redis_to_start(
-    server: RedisServer, tmp_path: Path
-) -> None:
-    daemon = Daemon(tmp_path / "daemon", store=server.url())
-    with contextlib.closing(daemon.start()):
-        url = daemon.url
-        daemon.kill()
-        server.kill()
-        connecting = asyncio.ensure_future(Client(url, connect_timeout=60).connect())
-        daemon.spawn()
-        await asyncio.to_thread(
-            until, lambda: daemon.log_text().count("a reachable store"), log=daemon.log_text
-        )
-        assert not connecting.done()
-        server.start()
-        client = await connecting
-        await client.enqueue("t", b"x")
-        await client.close()

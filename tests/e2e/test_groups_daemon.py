@@ -24,27 +24,6 @@ def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Daemon]:
 # --- groups --------------------------------------------------------------------------------------
 
 
-def test_each_group_gets_each_task_once_and_acks_outlast_a_kill(daemon: Daemon) -> None:
-    with Peer(daemon.port) as peer:
-        for number, group in enumerate("ab"):
-            peer.sub(number, "t", group)
-        ids = peer.put("t", b"1", b"2", b"3")
-        got = peer.deliveries(6)
-        assert sorted((sub, item[0]) for sub, item in got) == sorted(
-            (sub, task_id) for sub in (0, 1) for task_id in ids
-        )
-        assert peer.ack("t", "a", *(item for sub, item in got if sub == 0)) is None
-    daemon.restart()
-    with Peer(daemon.port) as peer:
-        peer.sub(0, "t", "a")
-        peer.sub(1, "t", "b")
-        got = peer.deliveries(3)
-        assert {sub for sub, _ in got} == {1}
-        assert peer.ack("t", "b", *(item for _, item in got)) is None
-        assert peer.words(*ids) == ["acked"] * 3
-        assert peer.topic("t")["groups"].keys() == {"a", "b"}
-
-
 def test_a_group_is_made_with_settings_that_outlast_a_kill(daemon: Daemon) -> None:
     wanted = {"since": "now", "paused": True, "rate": 5, "burst": 2, "retry": "rocketmq"}
     with Peer(daemon.port) as peer:
@@ -58,23 +37,6 @@ def test_a_group_is_made_with_settings_that_outlast_a_kill(daemon: Daemon) -> No
         assert answer == {name: made[name] for name in answer}
         assert (answer["rate"], answer["burst"], answer["retry"]["name"]) == (5.0, 2, "rocketmq")
         assert peer.refused(T.CONFIGURE, "t", "x", {})[0] == "not_found"
-
-
-def test_a_group_from_the_first_task_on(daemon: Daemon) -> None:
-    with Peer(daemon.port) as peer:
-        peer.sub(0, "t", "a")
-        ids = peer.put("t", b"1", b"2")
-        got = peer.deliveries(2)
-        peer.ack("t", "a", got[0][1])
-        peer.do(T.GROUP_CREATE, "t", "b", {"since": "first"})
-        until(lambda: peer.topic("t")["groups"]["b"]["ready"] == 1, SOON_S)
-    daemon.restart()
-    with Peer(daemon.port) as peer:
-        peer.sub(1, "t", "b")
-        ((_, item),) = peer.deliveries(1)
-        assert item[0] == got[1][1][0]
-        assert peer.ack("t", "b", item) is None
-        assert peer.words(*ids).count("acked") == 1
 
 
 def test_deleting_a_group_keeps_other_groups_tasks(daemon: Daemon) -> None:
@@ -327,21 +289,6 @@ def test_dead_letters_are_kept_for_their_retention(store: str, tmp_path: Path) -
 # --- at most once, broadcast ---------------------------------------------------------------------
 
 
-def test_at_most_once_ends_before_it_is_sent(daemon: Daemon) -> None:
-    with Peer(daemon.port) as peer:
-        peer.sub(0, "t", "g", ack="on_delivery")
-        ids = peer.put("t", b"1", b"2")
-        got = peer.deliveries(2)
-        assert peer.words(*ids) == ["acked", "acked"]
-        assert peer.ack("t", "g", *(item for _, item in got)) is None
-        assert peer.topic("t")["groups"]["g"]["in_flight"] == 0
-    daemon.restart()
-    with Peer(daemon.port) as peer:
-        peer.sub(0, "t", "g", ack="on_delivery")
-        assert peer.silent()
-        assert peer.words(*ids) == ["acked", "acked"]
-
-
 def test_a_kill_after_an_at_most_once_commit_never_redelivers(daemon: Daemon) -> None:
     # The first commit makes the group, the second takes the task, the third ends it.
     daemon.kill()
@@ -419,61 +366,3 @@ def test_a_pause_outlasts_a_kill(daemon: Daemon, group: str | None) -> None:
         peer.do(T.CONFIGURE, "t", group, {"paused": False})
         ((_, item),) = peer.deliveries(1)
         assert item[0] == second
-
-
-def test_a_rate_holds_after_a_kill(daemon: Daemon) -> None:
-    with Peer(daemon.port) as peer:
-        peer.do(T.CONFIGURE, "t", None, {"rate": 20, "burst": 2})
-        peer.do(T.GROUP_CREATE, "t", "g", {})
-        peer.put("t", *[b"x"] * 12)
-    daemon.restart()
-    with Peer(daemon.port) as peer:
-        until(lambda: peer.topic("t")["ready"] == 12, SOON_S)
-        peer.sub(0, "t", "g")
-        stamps: list[int] = []
-        while len(stamps) < 12:
-            frame = peer.next()
-            assert frame[0] == T.DELIVER
-            stamps += [frame[3]] * len(frame[4])
-        assert stamps[1] - stamps[0] <= 1, "the burst"
-        # Ten more at twenty a second; a millisecond of rounding at either end.
-        earliest = [stamps[0] + 50 * (n - 1) - 2 for n in range(12)]
-        assert all(stamp >= least for stamp, least in zip(stamps, earliest, strict=True))
-        assert stamps[-1] - stamps[0] < 3_000
-
-
-# --- filters -------------------------------------------------------------------------------------
-
-
-def test_a_filter_and_its_change_survive_kills(daemon: Daemon) -> None:
-    with Peer(daemon.port) as peer:
-        peer.do(T.GROUP_CREATE, "t", "a", {"tags": "eu", "where": "n > 1", "paused": True})
-        peer.do(T.GROUP_CREATE, "t", "b", {"paused": True})
-        old = [peer.put("t", b"x", tag="eu", properties={"n": n})[0] for n in (1, 2)]
-        until(lambda: peer.topic("t")["groups"]["b"]["ready"] == 2, SOON_S)
-        peer.do(T.CONFIGURE, "t", "a", {"tags": None, "where": "n = 1"})
-        new = [peer.put("t", b"x", tag="eu", properties={"n": n})[0] for n in (1, 2)]
-        (gone,) = peer.put("u", b"x", tag="us")
-        peer.sub(1, "u", "g", tags="eu")
-        until(lambda: peer.words(gone) == ["filtered"], SOON_S)
-    for _ in range(2):
-        daemon.restart()
-        with Peer(daemon.port) as peer:
-            until(lambda: peer.topic("t")["groups"]["b"]["ready"] == 4, SOON_S)
-            assert peer.topic("t")["groups"]["a"]["ready"] == 2
-            assert peer.words(gone) == ["filtered"]
-            code, message = peer.refused(T.SUBSCRIBE, 1, "t", "a", 1, {"where": "n > 1"})
-            assert code == "conflict"
-            assert "the filter where n = 1, not where n > 1" in message
-    with Peer(daemon.port) as peer:
-        for group in "ab":
-            peer.do(T.CONFIGURE, "t", group, {"paused": False})
-        peer.sub(1, "t", "a", where="n = 1")
-        assert sorted(item[0] for _, item in peer.deliveries(2)) == [old[1], new[0]]
-        peer.sub(2, "t", "b")
-        got = peer.deliveries(4)
-        assert sorted(item[0] for _, item in got) == sorted(old + new)
-        assert peer.ack("t", "b", *(item for _, item in got)) is None
-        left_out = [old[0], new[1]]
-        assert peer.words(*left_out) == ["acked", "acked"]
-        assert peer.silent()

@@ -196,19 +196,6 @@ def test_bombs_end_in_an_error_of_the_client(make_daemon: Callable[..., Daemon])
     assert "Traceback" not in daemon.log_text()
 
 
-def test_a_stalled_request_body_times_out(make_daemon: Callable[..., Daemon]) -> None:
-    daemon = make_daemon(http=True, http_body_timeout_s=0.3).start()
-    slow = connect(daemon)
-    slow.sendall(
-        b"POST /v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        b"Content-Length: 100\r\n\r\n{"
-    )
-    assert answer(slow).startswith(b"HTTP/1.1 408")
-    assert is_closed(slow, SOON_S)
-    slow.close()
-    assert "Traceback" not in daemon.log_text()
-
-
 def test_a_stopping_daemon_ends_streams_with_a_reason(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(http=True).start()
     stream, waiting = connect(daemon), pulling(daemon)

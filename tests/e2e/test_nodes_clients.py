@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from e2e.cli_runner import Cli
 from support.nodes import Node, Nodes
 from support.redis_proxy import Proxy
 from support.redis_server import RedisServer
@@ -315,39 +314,3 @@ def test_a_program_without_an_event_loop_follows_a_shard(pair: Nodes) -> None:
             until(partial(has, pair, other, shard), 60, pair.log)
             client.enqueue("t", b"again", key=key_in(shard, SHARDS), delay=3600)
         assert client.stats().scheduled == 2 * SHARDS
-
-
-# --- commands ------------------------------------------------------------------------------------
-
-
-def test_commands_show_nodes_and_move_shards(pair: Nodes) -> None:
-    cli = Cli(pair["a"])
-    until(lambda: cli.code("shards") == 0, 60, pair.log)
-    leaders = pair.leaders("a")
-    nodes = cli.json("nodes")
-    assert [(node["node"], node["draining"]) for node in nodes] == [("a", False), ("b", False)]
-    assert {shard: node["node"] for node in nodes for shard in node["shards"]} == leaders
-    shards = cli.json("shards")
-    assert {entry["shard"]: entry["node"] for entry in shards} == leaders
-    assert all(entry["reachable"] and entry["state"] == "ready" for entry in shards)
-    head, *_ = cli.run("shards", "list").stdout.decode().splitlines()
-    assert head.split() == [
-        "shard", "node", "address", "pid", "state", "epoch", "since", "store",
-    ]  # fmt: skip
-    other = "b" if leaders[0] == "a" else "a"
-    assert cli.one("shards", "move", "0", other) == {"shard": 0, "node": other}
-    until(lambda: pair.leaders(other)[0] == other, 60, pair.log)
-    until(lambda: cli.code("shards") == 0, 60, pair.log)
-    [first] = [entry for entry in cli.json("shards") if entry["shard"] == 0]
-    assert (first["node"], first["placed"]) == (other, other)
-    assert "can be on any node" in cli.run("shards", "move", "0", "--anywhere").stdout.decode()
-    assert "not found" in cli.fails(4, "shards", "move", "0", "nobody")
-    assert "between 0 and 2" in cli.fails(2, "shards", "move", "9", "a")
-    assert "--anywhere" in cli.fails(2, "shards", "move", "0")
-    assert "not found" in cli.fails(4, "nodes", "drain", "nobody")
-    assert cli.one("shards", "drain", "b") == {"node": "b", "draining": True}
-    until(lambda: set(pair.leaders("a").values()) == {"a"}, 60, pair.log)
-    shown = cli.run("nodes").stdout.decode()
-    assert " draining " in shown and "0-2" in shown
-    assert "gets shards again" in cli.run("nodes", "drain", "b", "--undo").stdout.decode()
-    pair.until_led("a", "ab")
