@@ -294,29 +294,28 @@ async def test_another_address_takes_over_with_the_same_session() -> None:
 # --- reconnecting ----------------------------------------------------------------------------
 
 
-async def test_request_numbers_ascend_over_reconnects() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        numbers: list[int] = []
-        for _ in range(3):
-            peer = await daemon.peer()
-            call = asyncio.ensure_future(client.ping())
-            frame = await peer.next(T.PING)
-            numbers += [peer.sent(T.HELLO)[0][1], frame[1]]
-            peer.ok(frame)
-            await soon(call)
-            peer.close()
-        assert numbers == sorted(set(numbers))
-
-
-async def test_a_call_survives_the_connection_it_was_sent_on() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
+async def test_request_numbers_ascend_over_reconnects(daemon: FakeDaemon, client: Client) -> None:
+    numbers: list[int] = []
+    for _ in range(3):
         peer = await daemon.peer()
-        call = asyncio.ensure_future(client.cancel(5))
-        await peer.next(T.CANCEL)
+        call = asyncio.ensure_future(client.ping())
+        frame = await peer.next(T.PING)
+        numbers += [peer.sent(T.HELLO)[0][1], frame[1]]
+        peer.ok(frame)
+        await soon(call)
         peer.close()
-        peer = await daemon.peer()
-        peer.ok(await peer.next(T.CANCEL), [(5, "cancelled")])
-        assert await soon(call) == "cancelled"
+    assert numbers == sorted(set(numbers))
+
+
+async def test_a_call_survives_the_connection_it_was_sent_on(
+    daemon: FakeDaemon, client: Client, peer: Peer
+) -> None:
+    call = asyncio.ensure_future(client.cancel(5))
+    await peer.next(T.CANCEL)
+    peer.close()
+    peer = await daemon.peer()
+    peer.ok(await peer.next(T.CANCEL), [(5, "cancelled")])
+    assert await soon(call) == "cancelled"
 
 
 @pytest.mark.parametrize("steps", range(8))
@@ -347,19 +346,20 @@ async def test_a_lost_first_connection_is_retried(steps: int) -> None:
         await kept.stop(errors.ClientClosed())
 
 
-async def test_reconnects_to_a_daemon_that_hangs_up_back_off() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
+async def test_reconnects_to_a_daemon_that_hangs_up_back_off(
+    daemon: FakeDaemon, client: Client
+) -> None:
 
-        def greet(peer: Peer, frame: Frame) -> None:
-            daemon.welcome(peer, frame)
-            peer.close()
+    def greet(peer: Peer, frame: Frame) -> None:
+        daemon.welcome(peer, frame)
+        peer.close()
 
-        daemon.greet = greet
-        (await daemon.peer()).close()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.5):
-                await client.ping()
-        assert daemon.connections < 12, "the pauses grow"
+    daemon.greet = greet
+    (await daemon.peer()).close()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await client.ping()
+    assert daemon.connections < 12, "the pauses grow"
 
 
 async def test_malformed_bytes_end_only_the_connection(
@@ -378,16 +378,16 @@ async def test_malformed_bytes_end_only_the_connection(
         await soon(call)
 
 
-async def test_unknown_frames_of_a_newer_daemon_are_ignored() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        peer.send(99, "something", {"new": 1})
-        peer.send(T.OK, 999_999, "an answer to nothing")
-        peer.send(T.DELIVER, 77, 1, 0, [(5, 1, 0, b"for nobody")])
-        call = asyncio.ensure_future(client.ping())
-        peer.ok(await peer.next(T.PING))
-        await soon(call)
-        assert daemon.connections == 1
+async def test_unknown_frames_of_a_newer_daemon_are_ignored(
+    daemon: FakeDaemon, client: Client, peer: Peer
+) -> None:
+    peer.send(99, "something", {"new": 1})
+    peer.send(T.OK, 999_999, "an answer to nothing")
+    peer.send(T.DELIVER, 77, 1, 0, [(5, 1, 0, b"for nobody")])
+    call = asyncio.ensure_future(client.ping())
+    peer.ok(await peer.next(T.PING))
+    await soon(call)
+    assert daemon.connections == 1
 
 
 async def test_frames_that_arrive_with_the_answer_to_hello_are_handled() -> None:
@@ -407,23 +407,23 @@ async def test_frames_that_arrive_with_the_answer_to_hello_are_handled() -> None
 # --- goodbye ---------------------------------------------------------------------------------
 
 
-async def test_goodbye_waits_for_answers_then_reconnects_elsewhere() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        early = client.enqueue_nowait("t", b"before")
-        frame = await peer.next(T.ENQUEUE)
-        peer.goodbye()
-        await turns()
-        late = client.enqueue_nowait("t", b"after")
-        peer.store(frame)
-        await soon(early)
-        await peer.gone()
-        assert len(peer.sent(T.ENQUEUE)) == 1, "no new work for a daemon that goes"
-        peer = await daemon.peer()
-        frame = await peer.next(T.ENQUEUE)
-        assert frame[3][0][1] == b"after"
-        peer.store(frame)
-        await soon(late)
+async def test_goodbye_waits_for_answers_then_reconnects_elsewhere(
+    daemon: FakeDaemon, client: Client, peer: Peer
+) -> None:
+    early = client.enqueue_nowait("t", b"before")
+    frame = await peer.next(T.ENQUEUE)
+    peer.goodbye()
+    await turns()
+    late = client.enqueue_nowait("t", b"after")
+    peer.store(frame)
+    await soon(early)
+    await peer.gone()
+    assert len(peer.sent(T.ENQUEUE)) == 1, "no new work for a daemon that goes"
+    peer = await daemon.peer()
+    frame = await peer.next(T.ENQUEUE)
+    assert frame[3][0][1] == b"after"
+    peer.store(frame)
+    await soon(late)
 
 
 async def test_a_drained_daemon_that_comes_back_is_found_again(

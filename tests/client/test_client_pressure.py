@@ -169,15 +169,15 @@ async def test_an_unanswered_call_says_whether_it_was_sent(
             await soon(client.stats())
 
 
-async def test_a_call_to_a_draining_daemon_moves_to_the_next() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        call = asyncio.ensure_future(client.pull("t"))
-        peer.error(await peer.next(T.PULL), "draining")
-        await peer.gone()
-        peer = await daemon.peer()
-        peer.ok(await peer.next(T.PULL), (1, 0, ()))
-        assert await soon(call) == []
+async def test_a_call_to_a_draining_daemon_moves_to_the_next(
+    daemon: FakeDaemon, client: Client, peer: Peer
+) -> None:
+    call = asyncio.ensure_future(client.pull("t"))
+    peer.error(await peer.next(T.PULL), "draining")
+    await peer.gone()
+    peer = await daemon.peer()
+    peer.ok(await peer.next(T.PULL), (1, 0, ()))
+    assert await soon(call) == []
 
 
 async def test_a_retryable_error_of_a_call_is_retried_then_raised() -> None:
@@ -190,18 +190,18 @@ async def test_a_retryable_error_of_a_call_is_retried_then_raised() -> None:
             await soon(call)
 
 
-async def test_acks_over_a_drain_are_answered_by_the_next_start() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        pulling = asyncio.ensure_future(client.pull("t"))
-        peer.ok(await peer.next(T.PULL), (1, 0, ((5, 1, 0, b"x"),)))
-        [delivery] = await soon(pulling)
-        peer.goodbye()
-        ack = delivery.ack_nowait()
-        await peer.gone()
-        peer = await daemon.peer()
-        peer.ok(await peer.next(T.ACK), ("done",))
-        assert await soon(ack) == "done"
+async def test_acks_over_a_drain_are_answered_by_the_next_start(
+    daemon: FakeDaemon, client: Client, peer: Peer
+) -> None:
+    pulling = asyncio.ensure_future(client.pull("t"))
+    peer.ok(await peer.next(T.PULL), (1, 0, ((5, 1, 0, b"x"),)))
+    [delivery] = await soon(pulling)
+    peer.goodbye()
+    ack = delivery.ack_nowait()
+    await peer.gone()
+    peer = await daemon.peer()
+    peer.ok(await peer.next(T.ACK), ("done",))
+    assert await soon(ack) == "done"
 
 
 # --- addresses -------------------------------------------------------------------------------
