@@ -199,9 +199,7 @@ def test_an_unreachable_daemon_is_one_line(capsys: pytest.CaptureFixture[str]) -
     assert captured.err.count("\n") == 1
 
 
-def test_options_after_the_command_override_earlier_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_options_after_the_command_override_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str | None, str | None, bool]] = []
     app = typer.Typer()
     app.callback()(shared)
@@ -252,9 +250,7 @@ def _run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_completion_is_installed_for_the_current_shell(
-    tmp_path: Path,
-) -> None:
+def test_completion_is_installed_for_the_current_shell(tmp_path: Path) -> None:
     tickwheel = tmp_path / "tickwheel"
     tickwheel.write_text(f'#!/bin/sh\nexec {sys.executable} -m tickwheel "$@"\n')
     tickwheel.chmod(0o755)

@@ -252,9 +252,7 @@ async def test_work_json_has_one_line_per_finished_delivery(
     assert "got fine 0" in err and "working on" in err, "what the program prints is beside it"
 
 
-async def test_errors_of_encrypted_tasks_show_only_their_type(
-    tickwheel: TestWheel,
-) -> None:
+async def test_errors_of_encrypted_tasks_show_only_their_type(tickwheel: TestWheel) -> None:
     secret = tickwheel.new_client(keys={"a": b"k" * 32})
     for item in (tickwheel.client, secret):
         await item.enqueue("t", b"of a body")

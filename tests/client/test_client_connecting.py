@@ -362,9 +362,7 @@ async def test_reconnects_to_a_daemon_that_hangs_up_back_off(
     assert daemon.connections < 12, "the pauses grow"
 
 
-async def test_malformed_bytes_end_only_the_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_malformed_bytes_end_only_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tickwheel.client.search.BACKOFF_S_MAX", 0.02)
     broken = [b"\xc1", b"\x05", b"\x91\x41", b"\x92\x42\x01", b"\x93\x43\x01\x01", b"\x90"]
     async with FakeDaemon() as daemon, daemon.client() as client:

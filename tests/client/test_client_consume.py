@@ -505,9 +505,7 @@ async def test_new_deliveries_do_not_wait_for_confirmations(
     assert (await soon(anext(subscription))).body == b"old"
 
 
-async def test_repeated_reconnects_keep_one_subscription(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_repeated_reconnects_keep_one_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tickwheel.client.search.BACKOFF_S_MAX", 0.02)
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client)

@@ -341,9 +341,7 @@ async def test_enqueue_nowait_over_the_queue_limit_is_overloaded(
         await soon(future)
 
 
-async def test_an_awaited_enqueue_waits_for_room(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_awaited_enqueue_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tickwheel.client.producer.QUEUE_TASKS_MAX", 10)
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()

@@ -150,9 +150,7 @@ async def test_oneway_without_a_connection_raises() -> None:
 # --- time over -------------------------------------------------------------------------------
 
 
-async def test_an_unanswered_call_says_whether_it_was_sent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_unanswered_call_says_whether_it_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     slowly(monkeypatch)
     async with FakeDaemon() as daemon, daemon.client(send_timeout=0.3, retries=0) as client:
         peer = await daemon.peer()
@@ -247,9 +245,7 @@ async def test_more_calls_than_the_client_keeps_are_overloaded(
         await soon(asked)
 
 
-async def test_an_oversized_answer_ends_the_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_oversized_answer_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = 4_096
     monkeypatch.setattr("tickwheel.client.connection.FRAME_BYTES_MAX", limit)
     async with FakeDaemon() as daemon, daemon.client() as client:

@@ -109,9 +109,7 @@ async def test_a_conflicting_policy_after_a_reconnect_raises(
         await soon(reading)
 
 
-async def test_a_number_used_by_a_late_subscribe_is_freed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_number_used_by_a_late_subscribe_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     slowly(monkeypatch)
     async with FakeDaemon() as daemon, daemon.client(send_timeout=0.1, retries=0) as client:
         peer, subscription, _ = await consume(daemon, client)

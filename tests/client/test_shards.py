@@ -516,9 +516,7 @@ async def test_a_pull_with_tasks_does_not_wait_for_a_lost_shard(wait: float) -> 
             await deliveries[0].ack()
 
 
-async def test_a_pull_without_a_shard_ends_at_its_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_pull_without_a_shard_ends_at_its_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tickwheel.client.subscription.JOIN_S", 0.05)
     async with Shards(COUNT) as shards:
         client = await shards.client().connect()

@@ -557,9 +557,7 @@ def runners() -> list[asyncio.Task[Any]]:
     return [task for task in asyncio.all_tasks() if task.get_name() == "t (default)"]
 
 
-async def test_idle_asyncio_tasks_are_kept_up_to_a_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_idle_asyncio_tasks_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tickwheel.client.worker.WAITING_MAX", 2)
     started, go_on = [], asyncio.Event()
 

@@ -223,9 +223,7 @@ LEADING = 240
 NONE = b"*0\r\n"
 
 
-async def test_a_cancelled_start_on_redis_leaves_no_lease(
-    tmp_path: Path,
-) -> None:
+async def test_a_cancelled_start_on_redis_leaves_no_lease(tmp_path: Path) -> None:
     """No connection, and no lease: the next one need not wait until that is over."""
     tasks, server = asyncio.all_tasks(), RedisServer(tmp_path / "redis").start().lay_out()
     try:

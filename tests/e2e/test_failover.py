@@ -97,9 +97,7 @@ def over_http(daemon: Daemon, path: str) -> tuple[int, dict[str, Any]]:
             return error.code, json.load(error)
 
 
-def test_a_standby_names_the_leaders_http_and_each_lists_both(
-    pair: tuple[Daemon, Daemon],
-) -> None:
+def test_a_standby_names_the_leaders_http_and_each_lists_both(pair: tuple[Daemon, Daemon]) -> None:
     active, standby = pair
     refused, problem = over_http(standby, "/v1/topics")
     assert (refused, problem["code"]) == (503, "not_active")

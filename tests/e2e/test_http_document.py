@@ -65,7 +65,7 @@ HOOKS = {
 )
 def test_responses_match_the_openapi_document(
     make_daemon: Callable[..., Daemon], kind: type[Daemon], who: str, phases: str, examples: int,
-    timeout_s: float,
+    timeout_s: float
 ) -> None:  # fmt: skip
     """By somebody with all rights, and by a token with quotas and the rights of one topic."""
     daemon = make_daemon(kind, http=True, serve_token=TOKEN, http_wait_max_s=0.02)

@@ -135,9 +135,7 @@ def answer(connection: socket.socket) -> bytes:
     return data
 
 
-def test_health_is_answered_during_long_pulls(
-    make_daemon: Callable[..., Daemon],
-) -> None:
+def test_health_is_answered_during_long_pulls(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(http=True, http_connections_max=MAX).start()
     waiting = [pulling(daemon) for _ in range(MAX)]
     until(lambda: stats(daemon)["subscribers"] == MAX, SOON_S)

@@ -56,9 +56,7 @@ def test_a_drain_says_goodbye_and_keeps_leases_for_the_next_start(make_daemon: M
         assert raw.call(T.LOOKUP, [task_id])[2][0]["state"] == "acked"
 
 
-def test_leases_end_within_the_grace_after_a_kill(
-    make_daemon: MakeDaemon,
-) -> None:
+def test_leases_end_within_the_grace_after_a_kill(make_daemon: MakeDaemon) -> None:
     daemon = make_daemon(lease_default_s=60, reconnect_grace_s=0.3, lease_checkpoint_s=0).start()
     with Raw(daemon.port) as raw:
         raw.call(T.SUBSCRIBE, 1, "held", "g", 1, {})

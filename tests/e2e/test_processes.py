@@ -91,9 +91,7 @@ def enqueued(raw: Raw, delay_ms: int = DAY_MS) -> int:
 # --- what each of them is to a client -------------------------------------------------------------
 
 
-def test_hello_for_another_shard_names_its_address(
-    shards: Shards,
-) -> None:
+def test_hello_for_another_shard_names_its_address(shards: Shards) -> None:
     with Raw(shards.port, shard=1) as raw:
         hello_answer = raw.hello_answer
         assert (hello_answer["role"], hello_answer["active"]) == (

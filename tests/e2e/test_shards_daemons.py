@@ -42,9 +42,7 @@ def daemons(tmp_path: Path) -> Iterator[list[Daemon]]:
         yield results
 
 
-async def test_a_killed_shard_loses_no_task_and_keeps_the_order(
-    daemons: list[Daemon],
-) -> None:
+async def test_a_killed_shard_loses_no_task_and_keeps_the_order(daemons: list[Daemon]) -> None:
     keys = [f"o{n}" for n in range(20)]
     confirmed: dict[str, list[int]] = {key: [] for key in keys}
     first_seen: dict[str, list[int]] = {key: [] for key in keys}

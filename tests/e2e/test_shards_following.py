@@ -56,9 +56,7 @@ async def test_a_returning_shard_follows_before_it_serves(
     assert "settings_followed" in log and log.rindex("settings_followed") < log.rindex("serving")
 
 
-async def test_a_new_group_gets_tasks_of_a_returning_shard(
-    daemons: list[Daemon],
-) -> None:
+async def test_a_new_group_gets_tasks_of_a_returning_shard(daemons: list[Daemon]) -> None:
     for away in (AWAY, HOME):
         group = f"g{away}"
         await daemons[away].akill()

@@ -165,9 +165,7 @@ async def test_another_producer_is_asked_after_kills(killed: Daemon) -> None:
         await client.rollback_transaction("nobody-knows")
 
 
-async def test_an_undecided_transaction_is_parked(
-    make_daemon: Callable[..., Daemon],
-) -> None:
+async def test_an_undecided_transaction_is_parked(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(
         transaction_check_s=0.05, transaction_check_every_s=0.05, transaction_checks_max=2
     )

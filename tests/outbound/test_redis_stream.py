@@ -68,7 +68,7 @@ async def test_entries_are_in_due_order(wheel: TestWheel, server: RedisServer, r
 
 async def test_entries_are_sent_over_tls(
     wheel: TestWheel, server: RedisServer, redis: Any, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     # The relay's failed handshake is not the target's error.
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)

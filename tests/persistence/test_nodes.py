@@ -63,9 +63,7 @@ async def test_a_beat_publishes_all_fields_of_a_node(registry: NodeRegistry) -> 
     assert (await registry.beat(B)).nodes.keys() == {"b"}
 
 
-async def test_a_silent_node_expires_by_the_stores_clock(
-    registry: NodeRegistry,
-) -> None:
+async def test_a_silent_node_expires_by_the_stores_clock(registry: NodeRegistry) -> None:
     await registry.beat(replace(A, ttl_ms=50))
     await registry.beat(B)
 

@@ -49,9 +49,7 @@ def test_the_client_imports_with_msgpack_alone(base_install: Path) -> None:
     assert not [name for name in ours if name.split(".")[1] in heavy]
 
 
-def test_worker_and_once_are_imported_on_first_use(
-    base_install: Path,
-) -> None:
+def test_worker_and_once_are_imported_on_first_use(base_install: Path) -> None:
     done = _run(
         base_install,
         "import tickwheel\n"
@@ -73,9 +71,7 @@ def test_worker_and_once_are_imported_on_first_use(
     assert "pip install 'tickwheel[redis]'" in second
 
 
-def test_each_target_names_its_missing_extra(
-    base_install: Path,
-) -> None:
+def test_each_target_names_its_missing_extra(base_install: Path) -> None:
     done = _run(
         base_install,
         "import tickwheel\n"

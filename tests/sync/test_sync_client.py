@@ -98,9 +98,7 @@ def test_auto_ack_acks_on_the_next_read_and_nacks_on_exceptions(client: Client) 
     assert [task.state for task in client.lookup_many(ids)] == ["acked", "acked", "waiting"]
 
 
-def test_closing_a_subscription_ends_its_blocked_reader(
-    client: Client,
-) -> None:
+def test_closing_a_subscription_ends_its_blocked_reader(client: Client) -> None:
     deliveries = client.subscribe("nothing").start()
     assert deliveries.get(timeout=0.01) is None
     assert not deliveries.closed

@@ -223,9 +223,7 @@ async def test_deliveries_of_an_ended_stream_are_freed_soon(rig: HttpRig) -> Non
     assert found["attempt"] == 2
 
 
-async def test_a_consumer_with_a_lapsed_lease_gets_tasks_after_a_request(
-    rig: HttpRig,
-) -> None:
+async def test_a_consumer_with_a_lapsed_lease_gets_tasks_after_a_request(rig: HttpRig) -> None:
     stream = rig.begin("GET", STREAM + "&lease_ms=1000")
     await enqueue(rig, "1")
     await stream.until(lambda response: events(response))

@@ -515,9 +515,7 @@ async def test_a_restore_failing_in_one_shard_is_reported(files: Files) -> None:
     assert result["report"]["restored"] == 22, "what the others have restored"
 
 
-async def test_a_refusal_by_one_shard_cancels_the_restore(
-    files: Files,
-) -> None:
+async def test_a_refusal_by_one_shard_cancels_the_restore(files: Files) -> None:
     files.of(2, "new").write_bytes(b"it is there")
     answer = await files.refused(backup="a.db", id="77")
     assert (answer.status, answer.json["code"]) == (409, "conflict")
@@ -956,9 +954,7 @@ async def test_a_client_with_leases_is_never_evicted(
     assert (full.status, full.json["code"]) == (429, "overloaded")
 
 
-async def test_an_unread_stream_uses_bounded_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_unread_stream_uses_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateways, "STREAM_BYTES_MAX", 300_000)
     small = {"out_bytes_soft": 65_536, "out_bytes_max": 1 << 20, "frame_bytes_max": 1 << 17}
     hall = await Hall(monkeypatch, **small).start()

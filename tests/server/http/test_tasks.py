@@ -93,9 +93,7 @@ async def test_a_due_window_is_answered_with_the_chosen_time(rig: HttpRig) -> No
     assert sum(load["counts"]) == load["scheduled"] == 20
 
 
-async def test_a_pending_key_is_answered_with_the_outcome(
-    rig: HttpRig,
-) -> None:
+async def test_a_pending_key_is_answered_with_the_outcome(rig: HttpRig) -> None:
     task = {"topic": "t", "delay_ms": 10_000, "key": "k"}
     bodies = [
         {"body": "1"}, {"body": "2", "if_pending": "keep"},

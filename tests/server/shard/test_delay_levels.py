@@ -29,9 +29,7 @@ async def enqueue(daemon: InProcess, *tasks: Any) -> Any:
     return [task["due_ms"] - NOW_MS for task in found[2]]
 
 
-async def test_levels_over_the_highest_use_the_highest_delay(
-    tmp_path: Path,
-) -> None:
+async def test_levels_over_the_highest_use_the_highest_delay(tmp_path: Path) -> None:
     levels = (1, 2, 3, 18, 19, 2**31 - 1)
     tasks = [("t", b"", None, {"delay_level": level}) for level in levels]
     async with InProcess(tmp_path) as daemon:

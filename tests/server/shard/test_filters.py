@@ -132,9 +132,7 @@ async def test_a_filter_change_and_older_due_tasks_survive_a_restart(tmp_path: P
         assert await pulled(peer, "b") == [*old, *new]
 
 
-async def test_an_unsatisfiable_condition_is_refused(
-    daemon: InProcess,
-) -> None:
+async def test_an_unsatisfiable_condition_is_refused(daemon: InProcess) -> None:
     peer = daemon.connect()
     await peer.do(T.GROUP_CREATE, "t", "kept", BIG)
     for where, reason in (
