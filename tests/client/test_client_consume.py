@@ -9,24 +9,12 @@ from typing import Any
 
 import pytest
 
-from support.fake_daemon import NOW_MS, FakeDaemon, Peer, turns
+from support.fake_daemon import NOW_MS, FakeDaemon, Peer, consume, turns
 from support.waiting import slowly, soon
 from tickwheel import Client, Delivery, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.client import Subscription
 from tickwheel.client.subscription import Buffer
-
-
-async def consume(
-    daemon: FakeDaemon, client: Client, lease_ms: int = 30_000, **options: Any
-) -> tuple[Peer, Subscription, int]:
-    """A started subscription to topic ``t``."""
-    peer = await daemon.peer()
-    subscription = client.subscribe("t", **options)
-    starting = asyncio.ensure_future(subscription.start())
-    sub = await peer.subscribed(lease_ms)
-    await soon(starting)
-    return peer, subscription, sub
 
 
 async def deliveries(subscription: Subscription, count: int) -> list[Delivery]:
@@ -306,30 +294,28 @@ async def test_a_failed_ack_that_nobody_awaits_is_only_logged(
     assert "never retrieved" not in caplog.text
 
 
-async def test_an_ack_after_the_lease_ended_says_so() -> None:
-    async with FakeDaemon() as daemon:
-        async with daemon.client() as client:
-            peer, subscription, sub = await consume(daemon, client)
-            peer.deliver(sub, b"x")
-            [delivery] = await deliveries(subscription, 1)
-        with pytest.raises(errors.ClientClosed):
-            await delivery.ack()
-        with pytest.raises(errors.ClientClosed):
-            await delivery.nack()
-
-
-async def test_close_waits_for_acks() -> None:
-    async with FakeDaemon() as daemon:
-        client = daemon.client()
-        await client.connect()
+async def test_an_ack_after_the_lease_ended_says_so(daemon: FakeDaemon) -> None:
+    async with daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client)
         peer.deliver(sub, b"x")
         [delivery] = await deliveries(subscription, 1)
-        ack = delivery.ack_nowait()
-        closing = asyncio.ensure_future(client.close())
-        peer.ok(await peer.next(T.ACK))
-        await soon(closing)
-        assert ack.result() == "acked"
+    with pytest.raises(errors.ClientClosed):
+        await delivery.ack()
+    with pytest.raises(errors.ClientClosed):
+        await delivery.nack()
+
+
+async def test_close_waits_for_acks(daemon: FakeDaemon) -> None:
+    client = daemon.client()
+    await client.connect()
+    peer, subscription, sub = await consume(daemon, client)
+    peer.deliver(sub, b"x")
+    [delivery] = await deliveries(subscription, 1)
+    ack = delivery.ack_nowait()
+    closing = asyncio.ensure_future(client.close())
+    peer.ok(await peer.next(T.ACK))
+    await soon(closing)
+    assert ack.result() == "acked"
 
 
 # --- other ends of a delivery ----------------------------------------------------------------
@@ -618,24 +604,23 @@ async def test_close_wakes_waiting_readers(daemon: FakeDaemon, client: Client) -
     assert {type(end) for end in ends} == {StopAsyncIteration}
 
 
-async def test_closing_the_client_ends_its_subscriptions() -> None:
-    async with FakeDaemon() as daemon:
-        client = daemon.client()
-        await client.connect()
-        peer, subscription, sub = await consume(daemon, client)
-        bodies = []
+async def test_closing_the_client_ends_its_subscriptions(daemon: FakeDaemon) -> None:
+    client = daemon.client()
+    await client.connect()
+    peer, subscription, sub = await consume(daemon, client)
+    bodies = []
 
-        async def read() -> None:
-            async for delivery in subscription:
-                bodies.append(delivery.body)
+    async def read() -> None:
+        async for delivery in subscription:
+            bodies.append(delivery.body)
 
-        reading = asyncio.ensure_future(read())
-        peer.deliver(sub, b"a")
-        await turns(20)
-        await soon(client.close())
-        await soon(reading)
-        assert bodies == [b"a"]
-        assert peer.sent(T.UNSUBSCRIBE)
+    reading = asyncio.ensure_future(read())
+    peer.deliver(sub, b"a")
+    await turns(20)
+    await soon(client.close())
+    await soon(reading)
+    assert bodies == [b"a"]
+    assert peer.sent(T.UNSUBSCRIBE)
 
 
 async def test_a_cancelled_subscribe_is_unsubscribed(client: Client, peer: Peer) -> None:

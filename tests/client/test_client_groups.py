@@ -15,12 +15,6 @@ from tickwheel import Client, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.shapes import reader_of
 
-SETTINGS: dict[str, Any] = {
-    "topic": "t", "group": "g", "paused": False, "rate": 5.0, "burst": 10,
-    "retry": {"kind": "fixed", "delay_ms": 5, "retries": 1, "jitter": 0.0},
-}  # fmt: skip
-
-
 LINES: dict[str, Any] = {
     "order_retry": 0.05, "order_attempts": 3, "order_failure": "hold", "fair_by": "tenant",
     "limit_each": 5, "rate_each": 2.5,

@@ -7,24 +7,10 @@ from typing import Any
 
 import pytest
 
-from support.fake_daemon import FakeDaemon, Peer, turns
+from support.fake_daemon import FakeDaemon, Peer, consume, turns
 from support.waiting import slowly, soon
 from tickwheel import Client, Retry, errors
 from tickwheel.api.frames import FrameType as T
-from tickwheel.client import Subscription
-
-
-async def consume(
-    daemon: FakeDaemon, client: Client, **options: Any
-) -> tuple[Peer, Subscription, int]:
-    """A started subscription to topic ``t``."""
-    peer = await daemon.peer()
-    subscription = client.subscribe("t", **options)
-    starting = asyncio.ensure_future(subscription.start())
-    sub = await peer.subscribed()
-    await soon(starting)
-    return peer, subscription, sub
-
 
 # --- options ---------------------------------------------------------------------------------
 

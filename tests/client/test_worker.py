@@ -853,31 +853,29 @@ async def test_signals_stop_the_worker_and_are_restored() -> None:
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
 
 
-async def test_a_worker_stopped_before_run_does_not_connect() -> None:
-    async with FakeDaemon() as daemon:
-        client = daemon.client()
-        worker = Worker(client)
-        worker.on("t")(nothing)
-        worker.stop()
-        worker.stop()
-        await soon(worker.run())
-        assert daemon.connections == 0
-        with pytest.raises(errors.BadRequest, match="once"):
-            await worker.run()
+async def test_a_worker_stopped_before_run_does_not_connect(daemon: FakeDaemon) -> None:
+    client = daemon.client()
+    worker = Worker(client)
+    worker.on("t")(nothing)
+    worker.stop()
+    worker.stop()
+    await soon(worker.run())
+    assert daemon.connections == 0
+    with pytest.raises(errors.BadRequest, match="once"):
+        await worker.run()
 
 
-async def test_a_client_that_is_not_connected_is_connected_and_closed() -> None:
-    async with FakeDaemon() as daemon:
-        client = daemon.client()
-        worker = Worker(client, signals=False)
-        worker.on("t")(nothing)
-        running = asyncio.ensure_future(worker.run())
-        peer = await daemon.peer()
-        await peer.subscribed()
-        worker.stop()
-        await soon(running)
-        await peer.gone()
-        assert peer.sent(T.BYE)
+async def test_a_client_that_is_not_connected_is_connected_and_closed(daemon: FakeDaemon) -> None:
+    client = daemon.client()
+    worker = Worker(client, signals=False)
+    worker.on("t")(nothing)
+    running = asyncio.ensure_future(worker.run())
+    peer = await daemon.peer()
+    await peer.subscribed()
+    worker.stop()
+    await soon(running)
+    await peer.gone()
+    assert peer.sent(T.BYE)
 
 
 async def test_a_differing_group_policy_is_kept_and_logged(

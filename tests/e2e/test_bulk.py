@@ -23,7 +23,6 @@ from tickwheel import (
     NotFound,
     Task,
 )
-from tickwheel.sync import Client as SyncClient
 
 HOUR_S = 3_600
 MANY = 4_000
@@ -163,20 +162,3 @@ def test_commands_run_bulk_operations(running: Daemon) -> None:
     assert "cancelled" in cli.run("bulk", "show", slow).stdout.decode()
     listed = cli.run("bulk", "list", "--state", "done").stdout.decode()
     assert bulk["id"] in listed and slow not in listed
-
-
-def test_dead_letter_commands_take_filters(running: Daemon) -> None:
-    cli = Cli(running)
-    with SyncClient(running.url) as client:
-        client.create_group("clidead", "g")
-        client.enqueue_many([Task("clidead", b"", tag=tag) for tag in "aab"])
-        dead = 0
-        while dead < 3:
-            for delivery in client.pull("clidead", group="g", max=3, wait=10):
-                delivery.reject("no")
-                dead += 1
-    topic = "--topic=clidead"
-    assert cli.one("dead", "requeue", topic, "--tags", "a", "--dry-run")["would_change"] == 2
-    assert cli.one("dead", "requeue", topic, "--tags", "b", "--wait")["changed"] == 1
-    assert "2 dead letters of topic clidead" in cli.fails(1, "dead", "delete", topic, "--tags", "a")
-    assert cli.one("dead", "delete", topic, "--tags", "a", "--yes", "--wait")["changed"] == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
@@ -14,14 +14,6 @@ from support.daemon import Daemon
 from support.waiting import WAIT_S, soon
 from tickwheel import Client, Delivery, Retry, Task, errors
 from tickwheel.client import Subscription
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    folder = tmp_path_factory.mktemp("client")
-    with Daemon(folder, retry_base_s=0.05, retry_jitter=0, retry_max=2) as daemon:
-        yield daemon
-        assert "Traceback" not in daemon.log_text()
 
 
 async def take(subscription: Subscription, count: int = 1) -> list[Delivery]:
@@ -182,3 +174,38 @@ async def test_groups_start_at_the_given_position(client: Client, topic: str) ->
         assert await client.pull(topic, group="now") == []
     else:
         assert (await one(client, topic, "now")).body == b"before"
+
+
+# --- drains and restarts -----------------------------------------------------------------------
+
+
+async def test_a_client_reconnects_after_a_drain(daemon: Daemon) -> None:
+    async with (
+        Client(daemon.url, send_timeout=10) as client,
+        client.subscribe("t") as deliveries,
+    ):
+        await client.enqueue("t", b"before")
+        first = await soon(anext(deliveries))
+        stopping = asyncio.ensure_future(daemon.aterminate())
+        assert await soon(first.ack()) in ("acked", "done")
+        assert await soon(stopping) == 0
+        during = client.enqueue_nowait("t", b"during")
+        await daemon.astart()
+        assert (await soon(during)).id
+        second = await soon(anext(deliveries))
+        assert (second.body, second.attempt) == (b"during", 1)
+        assert await soon(second.ack()) == "acked"
+
+
+async def test_leases_of_buffered_deliveries_survive_a_restart(daemon: Daemon) -> None:
+    async with Client(daemon.url, send_timeout=10) as client:
+        await client.enqueue_many([Task("t", b"%d" % i) for i in range(5)])
+        async with client.subscribe("t") as deliveries:
+            results = [await soon(anext(deliveries))]
+            await daemon.arestart(kill=False)
+            while len(results) < 5:
+                results.append(await soon(anext(deliveries)))
+            assert {delivery.attempt for delivery in results} == {1}
+            words = await soon(asyncio.gather(*(delivery.ack() for delivery in results)))
+            assert set(words) <= {"acked", "done"}
+            assert len({delivery.id for delivery in results}) == 5

@@ -16,7 +16,7 @@ import pytest
 
 from support.daemon import Daemon
 from support.redis_server import RedisServer
-from support.waiting import comes, soon, until
+from support.waiting import comes, soon
 from tickwheel import BadRequest, Client, Retry, StoreBroken, TickwheelError, Worker, embedded
 from tickwheel.client.delivery import mark_retrieved
 from tickwheel.inside import _Log
@@ -124,25 +124,6 @@ async def test_a_broken_store_makes_each_call_raise(
         monkeypatch.undo()
     async with embedded(store) as client:
         assert (await client.lookup(kept.id)).state == "scheduled"
-
-
-def test_a_broken_store_makes_each_blocking_call_raise(
-    store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def is_broken(client: Any) -> bool:
-        try:
-            client.stats()
-        except StoreBroken:
-            return True
-        except TickwheelError:
-            return False
-        return False
-
-    with embedded(store) as client:
-        monkeypatch.setattr(SqliteStore, "commit", _fails)
-        with pytest.raises(TickwheelError):
-            client.enqueue("t", b"never")
-        until(lambda: is_broken(client))
 
 
 async def test_invalid_embedded_options_are_refused(store: str) -> None:

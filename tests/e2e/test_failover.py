@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
 import urllib.error
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from support.daemon import Daemon
+from support.http_asking import ask
 from support.raw import Raw
 from support.redis_proxy import Proxy
 from support.redis_server import RedisServer
@@ -87,41 +87,35 @@ def test_a_standby_names_the_leader_and_refuses_work(pair: tuple[Daemon, Daemon]
         assert raw.call(T.PING)[0] == T.OK, "the connection survives"
 
 
-def over_http(daemon: Daemon, path: str) -> tuple[int, dict[str, Any]]:
-    """(status, JSON)"""
-    try:
-        with urllib.request.urlopen(f"{daemon.http}{path}", timeout=60) as response:  # noqa: S310
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)
-
-
 def test_a_standby_names_the_leaders_http_and_each_lists_both(pair: tuple[Daemon, Daemon]) -> None:
     active, standby = pair
-    refused, problem = over_http(standby, "/v1/topics")
-    assert (refused, problem["code"]) == (503, "not_active")
+    refused = ask(standby.http, "GET", "/v1/topics")
+    problem = refused.json
+    assert (refused.status, problem["code"]) == (503, "not_active")
     assert (problem["active"], problem["active_http"]) == (active.url, active.http)
     assert active.http in problem["detail"]
-    assert over_http(active, "/v1/topics")[0] == 200
-    assert over_http(standby, "/readyz")[1]["active_http"] == active.http
-    answers = [over_http(item, f"/readyz{how}")[0] for item in pair for how in STANDBY_OK]
+    assert ask(active.http, "GET", "/v1/topics").status == 200
+    assert ask(standby.http, "GET", "/readyz").json["active_http"] == active.http
+    answers = [ask(item.http, "GET", f"/readyz{how}").status for item in pair for how in STANDBY_OK]
     assert answers == [200, 200, 200, 503, 503, 200], "a standby is ready for who asks so, only"
     for daemon in pair:
         until(
-            lambda daemon=daemon: bool(over_http(daemon, "/v1/status")[1]["standbys"]), TAKEOVER_S
+            lambda daemon=daemon: bool(ask(daemon.http, "GET", "/v1/status").json["standbys"]),
+            TAKEOVER_S,
         )  # type: ignore[misc]
-        answer = over_http(daemon, "/v1/status")[1]
+        answer = ask(daemon.http, "GET", "/v1/status").json
         assert (answer["active"]["address"], answer["active"]["http"]) == (active.url, active.http)
         [other] = answer["standbys"]
         assert (other["address"], other["http"]) == (standby.url, standby.http)
     active.kill()
     until(lambda: is_active(standby), TAKEOVER_S)
-    assert over_http(standby, "/v1/topics")[0] == 200
-    assert over_http(standby, "/v1/status")[1]["standbys"] == [], "nobody is its own standby"
+    assert ask(standby.http, "GET", "/v1/topics").status == 200
+    assert ask(standby.http, "GET", "/v1/status").json["standbys"] == [], (
+        "nobody is its own standby"
+    )
     active.start()
-    until(lambda: bool(over_http(standby, "/v1/status")[1]["standbys"]), TAKEOVER_S)
-    assert over_http(active, "/v1/topics")[1]["active_http"] == standby.http
+    until(lambda: bool(ask(standby.http, "GET", "/v1/status").json["standbys"]), TAKEOVER_S)
+    assert ask(active.http, "GET", "/v1/topics").json["active_http"] == standby.http
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])

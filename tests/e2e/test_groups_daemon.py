@@ -62,22 +62,6 @@ def test_deleting_a_group_keeps_other_groups_tasks(daemon: Daemon) -> None:
         assert peer.words(*ids) == ["ready"] * 6
 
 
-def test_deleting_the_last_group_keeps_scheduled_tasks(daemon: Daemon) -> None:
-    with Peer(daemon.port) as peer:
-        peer.do(T.GROUP_CREATE, "t", "g", {})
-        ready = peer.put("t", *(b"%d" % n for n in range(1_500)))
-        until(lambda: peer.topic("t")["ready"] == 1_500, SOON_S)
-        (later,) = peer.put("t", b"later", delay_ms=3_000)
-        peer.do(T.GROUP_DELETE, "t", "g", True)
-    daemon.restart()
-    with Peer(daemon.port) as peer:
-        until(lambda: peer.words(ready[0], ready[-1]) == ["deleted", "deleted"], SOON_S)
-        until(lambda: not peer.topic("t")["groups"] and peer.topic("t")["ready"] == 1, SOON_S)
-        peer.sub(0, "t", "next")
-        ((_, item),) = peer.deliveries(1)
-        assert item[0] == later
-
-
 COUNT = 3_000
 """Six steps of a replay, and of a deletion."""
 

@@ -18,20 +18,16 @@ import pytest
 
 from e2e.cli_runner import NOWHERE, Cli
 from support.daemon import Daemon, DaemonFailed
+from support.http_asking import ask
 from support.raw import Raw
+from tickwheel import Client
 from tickwheel.api.frames import FrameType as T
+from tickwheel.client import statuses
 
 DAY_MS = 86_400_000
 ROOT = Path(__file__).parents[2]
 MakeDaemon = Callable[..., Daemon]
-
-
-def get(url: str) -> tuple[int, dict[str, Any]]:
-    try:
-        with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310  # our own address
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+NOWHERE_URL = "tcp://127.0.0.1:1"
 
 
 def test_a_drain_says_goodbye_and_keeps_leases_for_the_next_start(make_daemon: MakeDaemon) -> None:
@@ -135,19 +131,10 @@ def modes_below(folder: Path) -> dict[str, tuple[bool, int]]:
 
 
 def test_health_and_readiness(daemon: Daemon) -> None:
-    assert get(f"{daemon.http}/healthz") == (200, {"status": "alive"})
-    status, body = get(f"{daemon.http}/readyz")
-    assert (status, body["status"]) == (200, "ready")
-    assert get_status(f"{daemon.http}/nothing") == 404
-
-
-def get_status(url: str) -> int:
-    try:
-        with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310  # our own address
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        error.close()
-        return error.code
+    alive, ready = (ask(daemon.http, "GET", path) for path in ("/healthz", "/readyz"))
+    assert (alive.status, alive.json) == (200, {"status": "alive"})
+    assert (ready.status, ready.json["status"]) == (200, "ready")
+    assert ask(daemon.http, "GET", "/nothing").status == 404
 
 
 def test_a_second_daemon_on_one_database_is_refused(make_daemon: MakeDaemon) -> None:
@@ -262,3 +249,26 @@ def test_the_start_of_a_pause_survives_a_kill(make_daemon: MakeDaemon) -> None:
     name = 'tickwheel_paused_seconds{topic="t",group="g"'
     [line] = [item for item in lines if item.startswith(name)]
     assert 0 <= float(line.rpartition(" ")[2]) < 60
+
+
+def test_the_status_as_json_has_every_field(daemon: Daemon) -> None:
+    first, second = Cli(daemon).json("status", "--url", f"{daemon.url},{NOWHERE_URL}")
+    assert first["reachable"] is True
+    assert first["url"] == first["address"] == daemon.url
+    assert {
+        "node", "version", "role", "state", "detail", "epoch", "address", "since_ms", "active",
+        "store", "store_ok", "durability", "now_ms", "uptime_s", "loaded",
+    } <= set(first)  # fmt: skip
+    assert first["store"].startswith("sqlite:///")
+    assert first["now_ms"] >= first["since_ms"] > 0
+    assert second["reachable"] is False
+
+
+async def test_the_client_returns_the_same_status(daemon: Daemon) -> None:
+    async with Client(daemon.url) as client:
+        assert client.server_info["role"] == "active"
+        mine = await client.status()
+    answers: dict[str, Any] = await statuses(f"{daemon.url},{NOWHERE_URL}")
+    assert answers[daemon.url].since_ms == mine.since_ms
+    assert answers[daemon.url].epoch == mine.epoch == 1
+    assert mine.serves

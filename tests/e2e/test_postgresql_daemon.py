@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from e2e.stores import killed_on
 from e2e.test_failover import is_active, status
 from support.daemon import Daemon
 from support.postgresql import PostgresServer
@@ -24,10 +25,11 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
-def test_a_kill_between_enqueue_and_delivery_loses_no_task(
-    make_daemon: Callable[..., Daemon], shared_postgres: PostgresServer
-) -> None:
-    daemon = make_daemon(store=shared_postgres.url(), lease_checkpoint_s=0).start()
+killed = killed_on("postgresql", "redis", usual=2, settings=lambda _, __: {"lease_checkpoint_s": 0})
+
+
+def test_a_kill_between_enqueue_and_delivery_loses_no_task(killed: Daemon) -> None:
+    daemon = killed.start()
     with Raw(daemon.port) as raw:
         _, ids = raw.enqueue(*[("t", b"%d" % n, 0) for n in range(50)], ("t", b"far", DAY_MS))[2]
     daemon.restart()

@@ -157,13 +157,6 @@ def test_commands_at_one_shard_cover_all_shards(shards: Shards) -> None:
         os.kill(shards.pids()[1], signal.SIGCONT)
 
 
-def test_a_single_daemon_names_no_shards(daemon: Daemon) -> None:
-    with Raw(daemon.port) as raw:
-        assert {"shard", "shards"}.isdisjoint(raw.hello_answer)
-    (row,) = Cli(daemon).json("shards")
-    assert (row["shard"], row["url"], row["pid"]) == (0, daemon.url, daemon.pid)
-
-
 def test_a_folder_of_one_shard_is_served_by_this_process(
     make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:

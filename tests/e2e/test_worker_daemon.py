@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,6 @@ from tickwheel.cli.subscribe import named_worker
 from tickwheel.client import TaskInfo
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    folder = tmp_path_factory.mktemp("worker")
-    with Daemon(folder, retry_base_s=0.05, retry_jitter=0, retry_max=2) as daemon:
-        yield daemon
-        assert "Traceback" not in daemon.log_text()
 
 
 async def look(client: Client, task_id: int, for_what: Callable[[TaskInfo], bool]) -> TaskInfo:

@@ -33,7 +33,6 @@ from tickwheel.persistence.contract import Siblings, StoreAway
 from tickwheel.persistence.redis import siblings as redis_siblings
 from tickwheel.persistence.redis.connection import Connection
 
-SHARDS = 4
 GROUP_ROW = GroupRow("t", "g", 5, None, 7, 1)
 Request = pytest.FixtureRequest
 Urls = Callable[[int], str]

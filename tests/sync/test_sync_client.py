@@ -41,14 +41,6 @@ def client(daemon: Daemon) -> Iterator[Client]:
         yield found
 
 
-def test_pull_returns_deliveries(client: Client) -> None:
-    assert client.pull("pulled") == []
-    client.enqueue("pulled", b"x")
-    (delivery,) = client.pull("pulled", wait=WAIT_S)
-    assert isinstance(delivery, Delivery)
-    assert delivery.ack() == "acked"
-
-
 def test_server_info_and_limits_are_available(client: Client) -> None:
     assert client.ping() > 0
     assert client.limits.window_max > 0
