@@ -84,6 +84,7 @@ async def test_a_bulk_resumes_after_kills(killed: Daemon) -> None:
         assert by_id == dues
 
 
+@pytest.mark.slow  # server/shard/test_spread.py: over a restart
 async def test_a_spread_resumes_after_kills(killed: Daemon) -> None:
     """All of a crowd are in the window in the end, none of them twice, and no tick has many."""
     await killed.astart()
@@ -105,6 +106,7 @@ async def test_a_spread_resumes_after_kills(killed: Daemon) -> None:
         assert heaviest <= 2 * MANY // 400, "one tick had all of them"
 
 
+@pytest.mark.slow  # a bulk operation over kills: above; takeovers: test_failover.py
 async def test_a_standby_resumes_a_bulk(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     server = RedisServer(tmp_path / "redis").start()
     await asyncio.to_thread(server.lay_out)

@@ -112,7 +112,7 @@ def test_an_invalid_line_reports_the_tasks_enqueued_before(cli: Cli) -> None:
     assert "line 2001: field body" in error
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+@pytest.mark.parametrize("kind", ["jsonl", pytest.param("csv", marks=pytest.mark.slow)])
 def test_an_interrupted_file_can_be_resumed(cli: Cli, tmp_path: Path, kind: str) -> None:
     count, topic, options = 20_000, f"file-{kind}", ("--delay", "1h", "--if-pending", "keep")
     source = tmp_path / f"tasks.{kind}"
@@ -218,7 +218,7 @@ def test_every_command_is_listed_as_reading_or_not() -> None:
     assert sorted(commands(typer.main.get_command(app))) == sorted([*LOOKS, *NO_LOOKS])
 
 
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_reading_commands_change_no_state(make_daemon: Make, tmp_path: Path, shards: int) -> None:
     """Commands that look leave groups, leases and attempts as they are; so do `--no-ack` and
     `--follow`, which are given what is due all the same."""
