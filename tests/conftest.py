@@ -37,6 +37,10 @@ hypothesis.settings.load_profile(os.environ.get("EXAMPLES", "tickwheel"))
 IS_QUICK = os.environ.get("EXAMPLES") == "quick"
 MACHINE_EXAMPLES_MAX = 20
 """Maximum examples of a state machine in `make test`."""
+FUNCTION_EXAMPLES_MAX = 60
+"""Maximum examples of a function with a number of its own."""
+USED_SETTINGS = "_hypothesis_internal_use_settings"
+"""Where Hypothesis keeps the settings of a function; it has no public name for it."""
 
 for _name in [name for name in os.environ if name.startswith("TICKWHEEL_")]:
     del os.environ[_name]
@@ -74,6 +78,12 @@ LAST_WORDS_MAX = 3_000
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    functions = {item.function for item in items if isinstance(item, pytest.Function)}
+    for function in functions if IS_QUICK else ():
+        own = getattr(function, USED_SETTINGS, None)
+        if own is not None and own.max_examples > FUNCTION_EXAMPLES_MAX:
+            few = hypothesis.settings(own, max_examples=FUNCTION_EXAMPLES_MAX)
+            setattr(function, USED_SETTINGS, few)
     for machine in {item.cls for item in items if isinstance(item, pytest.Function)}:
         of_machine = getattr(machine, "settings", None)
         if IS_QUICK and isinstance(of_machine, hypothesis.settings):

@@ -118,7 +118,7 @@ def test_a_standby_names_the_leaders_http_and_each_lists_both(pair: tuple[Daemon
     assert ask(active.http, "GET", "/v1/topics").json["active_http"] == standby.http
 
 
-@pytest.mark.parametrize("how", ["killed", "stopped"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("stopped", marks=pytest.mark.slow)])
 def test_the_standby_delivers_after_the_leader_died(pair: tuple[Daemon, Daemon], how: str) -> None:
     active, standby = pair
     epoch = status(active)["epoch"]
@@ -248,20 +248,6 @@ def test_takeovers_that_fail_over_and_over_are_logged_once(
     assert len(re.findall(r" role  .*role=standby", log)) <= 2, "at its start, and after the first"
 
 
-def test_a_standby_names_no_epoch_during_a_takeover(
-    pair: tuple[Daemon, Daemon], server: RedisServer
-) -> None:
-    active, standby = pair
-    epoch = status(active)["epoch"]
-    active.kill()
-    server.call("SET", "{tw:default:0}:leader", "new/1|tcp://127.0.0.1:9|5|0", "PX", 60_000)
-    leader = {"node": "new", "address": "tcp://127.0.0.1:9", "since_ms": 5, "http": None}
-    leader["epoch"] = None
-    until(lambda: bool(status(standby)["active"] == leader), TAKEOVER_S)
-    server.call("HSET", "{tw:default:0}:wheel", "owner", "new/1", "epoch", epoch + 1)
-    until(lambda: bool(status(standby)["active"] == leader | {"epoch": epoch + 1}), TAKEOVER_S)
-
-
 def test_a_live_daemon_keeps_its_lease_from_a_namesake(server: RedisServer, tmp_path: Path) -> None:
     """Cloned machines, or one address of a load balancer: both say the same of themselves."""
     asyncio.run(_lay_out(server))
@@ -276,9 +262,8 @@ def test_a_live_daemon_keeps_its_lease_from_a_namesake(server: RedisServer, tmp_
         epoch = status(first)["epoch"]
         with Daemon(tmp_path / "second", **same) as second:
             until(lambda: "same_node_name" in second.log_text(), TAKEOVER_S)
-            for _ in range(3):
-                second.restart()
-                assert status(second)["role"] == "standby"
+            second.restart()
+            assert status(second)["role"] == "standby"
             shown = status(first)
             assert (shown["role"], shown["epoch"]) == ("active", epoch)
             assert first.log_text().count("deposed") == 0
@@ -303,20 +288,6 @@ def test_a_killed_local_leader_leads_again_at_once(server: RedisServer, tmp_path
             assert "waiting" not in second.log_text()
 
 
-def test_a_daemon_waiting_for_a_lease_logs_its_end(server: RedisServer, tmp_path: Path) -> None:
-    asyncio.run(_lay_out(server))
-    server.call("SET", "{tw:default:0}:leader", "gone/1|tcp://127.0.0.1:9|5|1", "PX", 60_000)
-    with Daemon(tmp_path / "one", store=server.url()) as daemon:
-        until(lambda: " waiting " in daemon.log_text(), TAKEOVER_S)
-        server.call("DEL", "{tw:default:0}:leader")
-        until(lambda: is_active(daemon), TAKEOVER_S)
-        log = daemon.log_text()
-        assert log.count(" waiting ") == 1
-        assert re.search(
-            r"the lease of gone/1 at tcp://127.0.0.1:9: ([345]\d\.\d|60\.0) s, until ", log
-        )
-
-
 def test_a_standby_does_not_lay_out_a_store_that_came_back_empty(
     pair: tuple[Daemon, Daemon], server: RedisServer
 ) -> None:
@@ -326,17 +297,6 @@ def test_a_standby_does_not_lay_out_a_store_that_came_back_empty(
     until(lambda: "store_came_back_empty" in standby.log_text(), TAKEOVER_S)
     assert status(standby)["role"] == "standby"
     assert server.call("EXISTS", "{tw:default:0}:wheel") == b":0\r\n"
-
-
-async def test_a_client_that_starts_during_a_takeover_waits_for_its_end(
-    pair: tuple[Daemon, Daemon],
-) -> None:
-    active, standby = pair
-    urls = f"{active.url},{standby.url}"
-    active.kill()
-    async with Client(urls) as client:
-        await client.enqueue("t", b"x")
-        assert client.server_info["role"] == "active"
 
 
 async def test_clients_leave_a_leader_cut_off_from_redis(

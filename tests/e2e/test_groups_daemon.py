@@ -88,7 +88,7 @@ def new_has_all(peer: Peer, ids: list[int]) -> None:
     assert peer.ack("t", "new", *got) is None
 
 
-@pytest.mark.parametrize("kills", [False, True])
+@pytest.mark.parametrize("kills", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_replayed_group_outlives_the_older_group(daemon: Daemon, kills: bool) -> None:
     with Peer(daemon.port) as peer:
         ids = held_by_old(peer)
@@ -102,7 +102,7 @@ def test_a_replayed_group_outlives_the_older_group(daemon: Daemon, kills: bool) 
         assert peer.words(*ids) == ["acked"] * COUNT
 
 
-@pytest.mark.parametrize("kills", [False, True])
+@pytest.mark.parametrize("kills", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_acks_of_one_group_do_not_affect_a_replayed_group(daemon: Daemon, kills: bool) -> None:
     with Peer(daemon.port) as peer, Peer(daemon.port) as other:
         ids = held_by_old(peer)

@@ -3,7 +3,6 @@ dies, stands still, is drained or told to move one, and what they say of themsel
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -19,8 +18,7 @@ import pytest
 from support.daemon import Daemon
 from support.nodes import Node, Nodes, family
 from support.redis_server import RedisServer
-from support.waiting import soon, until
-from tickwheel import Client
+from support.waiting import until
 from tickwheel.api.frames import FrameType as T
 from tickwheel.server.daemon import GOODBYE_WAIT_S
 
@@ -102,33 +100,6 @@ def test_hello_names_the_daemon_of_a_shard(pair: Nodes) -> None:
         assert raw.enqueue(("t", b"kept nowhere", DAY_MS))[2] == "not_active"
     with pair["a"].front(shard=SHARDS) as raw:
         assert raw.hello_answer["active"] is None
-
-
-def test_a_client_with_one_address_finds_all_shards(pair: Nodes) -> None:
-    async def go() -> None:
-        async with Client(f"tcp://127.0.0.1:{pair['b'].first_port}") as client:
-            ids = [await client.enqueue("t", b"x", delay=3600) for _ in range(4 * SHARDS)]
-            assert {task.id % 1024 for task in ids} == set(range(SHARDS))
-            result = await client.nodes()
-            assert sorted(result.raw["nodes"][0]) == sorted(result.raw["nodes"][1])
-
-    asyncio.run(go())
-
-
-def test_a_groups_rate_covers_all_shards(pair: Nodes) -> None:
-    async def go() -> None:
-        async with Client(f"tcp://127.0.0.1:{pair['a'].first_port}") as client:
-            await client.create_group("t", "g", rate=0.004, burst=SHARDS)
-            for _ in range(3 * SHARDS):
-                await client.enqueue("t", b"x")
-            async with client.subscribe("t", group="g") as deliveries:
-                results = [await soon(anext(deliveries)) for _ in range(SHARDS)]
-                assert {task.id % 1024 for task in results} == set(range(SHARDS))
-                with pytest.raises(TimeoutError):
-                    # real time: nothing more may come
-                    await asyncio.wait_for(anext(deliveries), 0.5)
-
-    asyncio.run(go())
 
 
 def test_another_node_of_the_same_name_is_refused(pair: Nodes, tmp_path: Path) -> None:

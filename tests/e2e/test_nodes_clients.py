@@ -193,6 +193,7 @@ async def test_clients_see_no_error_while_shards_move(pair: Nodes) -> None:
         assert {node.node for node in (await work.client.nodes()).nodes} == {"a", "b"}
 
 
+@pytest.mark.slow  # each of its hand-overs is a move, as above
 async def test_clients_see_no_error_during_a_drain_and_stop(pair: Nodes) -> None:
     async with working(pair) as work:
         await work.client.drain_node("b")

@@ -141,6 +141,7 @@ def load(spark: SparkSession) -> Callable[[ReportSettings], tuple[Outcome, Table
     return run
 
 
+@pytest.mark.slow  # folders that are read together: below
 def test_a_report_of_two_nodes_equals_one_history(
     load: Callable[[ReportSettings], tuple[Outcome, Table]], whole_story: Report,
     spark: SparkSession, tmp_path: Path
