@@ -19,7 +19,7 @@ import pytest
 from crash.shim import Shimmed, frames
 from support.daemon import Daemon
 from support.http_asking import ask
-from support.mounts import mount
+from support.mounts import may_mount, mount
 from support.raw import Raw
 from tickwheel.api.frames import FrameType
 from tickwheel.errors import BY_CODE

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from persistence.store_subject import Subject
-from support.mounts import mount
+from support.mounts import may_mount, mount
 from support.store_rows import ended, in_flight, tasks
 from tickwheel.model.kinds import SESSION, Effects, RecordKey, keyed
 from tickwheel.model.records import SessionRow

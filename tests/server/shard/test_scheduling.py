@@ -61,7 +61,7 @@ class SchedulingRig:
 
 
 @pytest.fixture
-def rig(daemon: InProcess) -> SchedulingRig:
+async def rig(daemon: InProcess) -> SchedulingRig:
     return SchedulingRig(daemon)
 
 

@@ -21,7 +21,7 @@ TWO = {"trace": (traces.LOWEST, TRACE), "encoding": (encodings.ENCODING, encodin
 
 
 @pytest.fixture
-def rig(daemon: InProcess) -> SchedulingRig:
+async def rig(daemon: InProcess) -> SchedulingRig:
     return SchedulingRig(daemon)
 
 

@@ -19,7 +19,7 @@ FLOOR = 0
 
 
 @pytest.fixture
-def rig(daemon: InProcess) -> SchedulingRig:
+async def rig(daemon: InProcess) -> SchedulingRig:
     return SchedulingRig(daemon)
 
 
