@@ -6,15 +6,20 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Generator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from support.daemon import Daemon
 from support.postgresql import PostgresServer
 from support.redis_server import RedisServer
+from tickwheel import Client
 
 # The seed of a failing example is printed, so that it can be repeated anywhere.
 hypothesis.settings.register_profile("tickwheel", deadline=None, print_blob=True)
@@ -32,6 +37,10 @@ hypothesis.settings.load_profile(os.environ.get("EXAMPLES", "tickwheel"))
 IS_QUICK = os.environ.get("EXAMPLES") == "quick"
 MACHINE_EXAMPLES_MAX = 20
 """Maximum examples of a state machine in `make test`."""
+FUNCTION_EXAMPLES_MAX = 60
+"""Maximum examples of a function with a number of its own."""
+USED_SETTINGS = "_hypothesis_internal_use_settings"
+"""Where Hypothesis keeps the settings of a function; it has no public name for it."""
 
 for _name in [name for name in os.environ if name.startswith("TICKWHEEL_")]:
     del os.environ[_name]
@@ -69,6 +78,12 @@ LAST_WORDS_MAX = 3_000
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    functions = {item.function for item in items if isinstance(item, pytest.Function)}
+    for function in functions if IS_QUICK else ():
+        own = getattr(function, USED_SETTINGS, None)
+        if own is not None and own.max_examples > FUNCTION_EXAMPLES_MAX:
+            few = hypothesis.settings(own, max_examples=FUNCTION_EXAMPLES_MAX)
+            setattr(function, USED_SETTINGS, few)
     for machine in {item.cls for item in items if isinstance(item, pytest.Function)}:
         of_machine = getattr(machine, "settings", None)
         if IS_QUICK and isinstance(of_machine, hypothesis.settings):
@@ -151,3 +166,48 @@ def shared_postgres() -> Iterator[PostgresServer]:
     """One server for all tests that only read and write; each has schemas of its own."""
     with PostgresServer.running() as server:
         yield server
+
+
+@pytest.fixture
+def make_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+    """``make_daemon(lease_default_s=1, …)``: a Daemon with these settings, not started yet."""
+    made: list[Daemon] = []
+
+    def make(kind: type[Daemon] = Daemon, **options: Any) -> Daemon:
+        made.append(kind(tmp_path / f"daemon-{len(made)}", **options))
+        return made[-1]
+
+    yield make
+    for daemon in made:
+        daemon.close()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon that the tests of a module share."""
+    folder = tmp_path_factory.mktemp("running")
+    with Daemon(folder, retry_base_s=0.05, retry_jitter=0, retry_max=2) as daemon:
+        yield daemon
+        assert "Traceback" not in daemon.log_text()
+
+
+@pytest.fixture
+async def client(running: Daemon) -> AsyncIterator[Client]:
+    """A client of the daemon that a module's tests share."""
+    async with Client(running.url) as client:
+        yield client
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """One of its own for each test."""
+    return str(request.node.name).replace("[", "-").replace("]", "")
+
+
+@pytest.fixture
+def in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()

@@ -85,9 +85,7 @@ def test_names_of_scripts_around_the_product_are_left_alone(
     assert not environment.SURROUNDING & (environment.KNOWN | settings)
 
 
-def test_daemon_settings_do_not_resemble_client_variables(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_daemon_settings_do_not_resemble_client_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that do not know the daemon's settings run beside it, in its environment."""
     for name in Settings.model_fields:
         monkeypatch.setenv(f"TICKWHEEL_{name.upper()}", "1")

@@ -89,6 +89,14 @@ COMMANDS = [
         ("policy set orders fixed:speed=1", "'speed=1'"),
         ("dead list --since whenever", "--since"),
         ("cancel 1 --key k", "by topic and key"),
+        ("cancel --where n", "by topic and filter"),
+        ("cancel --topic t --yes", "or --all"),
+        ("cancel 7 --where n", "select tasks by ids, by topic and key"),
+        ("cancel --topic t --key k --dry-run", "select tasks by ids, by topic and key"),
+        ("cancel --topic t --due-from soon", "neither an ISO-8601 time"),
+        ("reschedule --topic t --all", "--delay, --at, --shift, --spread"),
+        ("reschedule --topic t --all --spread 9s --delay 1h", "--spread cannot be combined with"),
+        ("dead requeue 7 --where n", "cannot be combined with --where"),
         ("run-now --topic t", "by topic and key"),
         ("reschedule --key k --delay 1s", "by topic and key"),
         ("dead requeue", "give ids"),
@@ -145,6 +153,25 @@ def test_a_bad_line_in_a_file_stops_before_anything_is_sent(
     assert "line 2: task.priority" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[schedule.a]\nevery='5s'", "topic is missing"),
+        ("[schedule.a]\ntopic='t'\never='5s'", "ever is not a valid field"),
+        ("[schedule.a]\ntopic=5", "topic has the wrong type: 5"),
+        ("[other]", "must contain only tables [schedule.NAME]"),
+        ("x", "wrong.toml"),
+    ],
+)
+def test_an_invalid_schedule_file_is_a_usage_error(
+    text: str, named: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "wrong.toml"
+    file.write_text(text)
+    assert run(["--url", "tcp://127.0.0.1:1", "schedule", "apply", str(file), "--yes"]) == 2
+    assert named in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([name, "--help"]) == 0
@@ -173,9 +200,7 @@ def test_an_unreachable_daemon_is_one_line(capsys: pytest.CaptureFixture[str]) -
     assert captured.err.count("\n") == 1
 
 
-def test_options_after_the_command_override_earlier_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_options_after_the_command_override_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str | None, str | None, bool]] = []
     app = typer.Typer()
     app.callback()(shared)
@@ -226,9 +251,7 @@ def _run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_completion_is_installed_for_the_current_shell(
-    tmp_path: Path,
-) -> None:
+def test_completion_is_installed_for_the_current_shell(tmp_path: Path) -> None:
     tickwheel = tmp_path / "tickwheel"
     tickwheel.write_text(f'#!/bin/sh\nexec {sys.executable} -m tickwheel "$@"\n')
     tickwheel.chmod(0o755)

@@ -23,9 +23,7 @@ SILENT = ONE | {
 }  # fmt: skip
 
 
-async def test_each_consumer_has_a_row(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+async def test_each_consumer_has_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     since_ms = int(time.time() * 1000) - 60_000
     results = tuple(item | {"since_ms": since_ms} for item in (ONE, SILENT))
     answer = {"consumers": results, "next": None}

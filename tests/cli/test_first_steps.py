@@ -145,9 +145,7 @@ def test_subscribe_announces_a_new_durable_group_once(daemon: Daemon) -> None:
     assert again.stderr == ""
 
 
-async def test_commands_printed_for_a_new_group_move_its_backlog(
-    daemon: Daemon,
-) -> None:
+async def test_commands_printed_for_a_new_group_move_its_backlog(daemon: Daemon) -> None:
     """A group that nobody uses has the backlog; the next one gets it by the printed commands."""
     async with Client(daemon.url) as client:
         await client.enqueue_many(Task("orders", b"x") for _ in range(3))

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,17 +63,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     with Daemon(tmp_path_factory.mktemp("work")) as daemon:
         yield daemon
         assert "Traceback" not in daemon.log_text()
-
-
-@pytest.fixture
-async def client(running: Daemon) -> AsyncIterator[Client]:
-    async with Client(running.url) as client:
-        yield client
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    return str(request.node.name)
 
 
 class Program:
@@ -252,9 +241,7 @@ async def test_work_json_has_one_line_per_finished_delivery(
     assert "got fine 0" in err and "working on" in err, "what the program prints is beside it"
 
 
-async def test_errors_of_encrypted_tasks_show_only_their_type(
-    tickwheel: TestWheel,
-) -> None:
+async def test_errors_of_encrypted_tasks_show_only_their_type(tickwheel: TestWheel) -> None:
     secret = tickwheel.new_client(keys={"a": b"k" * 32})
     for item in (tickwheel.client, secret):
         await item.enqueue("t", b"of a body")

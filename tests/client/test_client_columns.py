@@ -26,54 +26,50 @@ def store(peer: Peer, frame: Frame) -> list[int]:
     return ids
 
 
-async def test_a_columns_frame_has_topic_and_common_delay_once() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        call = asyncio.ensure_future(client.enqueue_columns("t", [b"a", b"b"], delay=1.5))
-        frame = await peer.next()
-        assert frame[3:] == ("t", (b"a", b"b"), 1_500)
-        ids = store(peer, frame)
-        receipts = await soon(call)
-        assert list(receipts.ids) == ids and list(receipts.dues_ms) == [NOW_MS + 1_500] * 2
-        assert receipts[1] == Receipt(ids[1], NOW_MS + 1_500)
-        assert list(receipts[:1]) == [receipts[0]] and len(receipts) == 2
+async def test_a_columns_frame_has_topic_and_common_delay_once(client: Client, peer: Peer) -> None:
+    call = asyncio.ensure_future(client.enqueue_columns("t", [b"a", b"b"], delay=1.5))
+    frame = await peer.next()
+    assert frame[3:] == ("t", (b"a", b"b"), 1_500)
+    ids = store(peer, frame)
+    receipts = await soon(call)
+    assert list(receipts.ids) == ids and list(receipts.dues_ms) == [NOW_MS + 1_500] * 2
+    assert receipts[1] == Receipt(ids[1], NOW_MS + 1_500)
+    assert list(receipts[:1]) == [receipts[0]] and len(receipts) == 2
 
 
-async def test_each_task_of_columns_has_its_own_delay() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        delays = [0.0001, 2, timedelta(seconds=3)]
-        call = asyncio.ensure_future(client.enqueue_columns("t", [b"", b"", b""], delays=delays))
-        frame = await peer.next()
-        assert frame[5] == (1, 2_000, 3_000)
-        store(peer, frame)
-        assert [receipt.due_ms - NOW_MS for receipt in await soon(call)] == [1, 2_000, 3_000]
+async def test_each_task_of_columns_has_its_own_delay(client: Client, peer: Peer) -> None:
+    delays = [0.0001, 2, timedelta(seconds=3)]
+    call = asyncio.ensure_future(client.enqueue_columns("t", [b"", b"", b""], delays=delays))
+    frame = await peer.next()
+    assert frame[5] == (1, 2_000, 3_000)
+    store(peer, frame)
+    assert [receipt.due_ms - NOW_MS for receipt in await soon(call)] == [1, 2_000, 3_000]
 
 
-async def test_a_lost_frame_is_sent_again_under_its_number() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        call = asyncio.ensure_future(client.enqueue_columns("t", [b"a"]))
-        first = await peer.next()
-        peer.close()
-        peer = await daemon.peer()
-        again = await peer.next()
-        assert again[:2] == first[:2] and again[3:] == first[3:]
-        store(peer, again)
-        assert len(await soon(call)) == 1
+async def test_a_lost_frame_is_sent_again_under_its_number(
+    daemon: FakeDaemon, client: Client, peer: Peer
+) -> None:
+    call = asyncio.ensure_future(client.enqueue_columns("t", [b"a"]))
+    first = await peer.next()
+    peer.close()
+    peer = await daemon.peer()
+    again = await peer.next()
+    assert again[:2] == first[:2] and again[3:] == first[3:]
+    store(peer, again)
+    assert len(await soon(call)) == 1
 
 
-async def test_an_older_daemon_gets_columns_as_tasks_with_the_same_request() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        call = asyncio.ensure_future(client.enqueue_columns("t", [b"a", b"b"], delays=[1, 2]))
-        frame = await peer.next()
-        peer.error(frame, "unknown_type")
-        plain = await peer.next(T.ENQUEUE)
-        assert plain[1] == frame[1]
-        assert plain[3] == (("t", b"a", 1_000), ("t", b"b", 2_000))
-        ids = peer.store(plain)
-        assert list((await soon(call)).ids) == ids
+async def test_an_older_daemon_gets_columns_as_tasks_with_the_same_request(
+    client: Client, peer: Peer
+) -> None:
+    call = asyncio.ensure_future(client.enqueue_columns("t", [b"a", b"b"], delays=[1, 2]))
+    frame = await peer.next()
+    peer.error(frame, "unknown_type")
+    plain = await peer.next(T.ENQUEUE)
+    assert plain[1] == frame[1]
+    assert plain[3] == (("t", b"a", 1_000), ("t", b"b", 2_000))
+    ids = peer.store(plain)
+    assert list((await soon(call)).ids) == ids
 
 
 async def test_columns_over_the_frame_limit_are_split() -> None:
@@ -133,11 +129,9 @@ async def test_invalid_columns_are_refused_before_sending(
         assert peer.nothing()
 
 
-async def test_empty_columns_send_nothing() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        assert list(await client.enqueue_columns("t", [])) == []
-        assert peer.nothing()
+async def test_empty_columns_send_nothing(client: Client, peer: Peer) -> None:
+    assert list(await client.enqueue_columns("t", [])) == []
+    assert peer.nothing()
 
 
 async def test_a_real_daemon_stores_and_delivers_columns() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from support.fake_daemon import NOW_MS, FakeDaemon, turns
+from support.fake_daemon import NOW_MS, FakeDaemon, Peer, turns
 from support.waiting import soon
-from tickwheel import errors
+from tickwheel import Client, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import BadRequest
@@ -35,12 +35,10 @@ async def test_many_ids_are_split_by_the_limit_and_keep_their_order() -> None:
         assert await soon(asking) == [f"word-{i}" for i in range(1, 11)]
 
 
-async def test_an_empty_list_of_ids_sends_nothing() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        assert await soon(client.cancel_many([])) == []
-        assert await soon(client.lookup_many([])) == []
-        assert peer.nothing()
+async def test_an_empty_list_of_ids_sends_nothing(client: Client, peer: Peer) -> None:
+    assert await soon(client.cancel_many([])) == []
+    assert await soon(client.lookup_many([])) == []
+    assert peer.nothing()
 
 
 TASK: dict[str, Any] = {
@@ -64,67 +62,59 @@ TASK: dict[str, Any] = {
 }
 
 
-async def test_lookup() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        asking = asyncio.ensure_future(client.lookup_many([5, 6]))
-        peer.ok(await peer.next(T.LOOKUP), (TASK, {"id": 6, "state": "unknown"}))
-        known, unknown = await soon(asking)
-        assert (known.id, known.state, known.topic, known.body) == (5, "waiting", "t", b"x")
-        assert (known.key, known.tag, known.priority, known.slot, known.cycles) == (
-            *("k", None, 3, 11, 1),
-        )
-        assert known.due == datetime.fromtimestamp(NOW_MS / 1000, UTC)
-        assert dict(known.properties) == {"a": 1}
-        assert "g" in known.groups
-        assert known.raw["from_a_newer_daemon"]
-        assert (unknown.id, unknown.state, unknown.due, unknown.topic) == (6, "unknown", None, None)
+async def test_lookup(client: Client, peer: Peer) -> None:
+    asking = asyncio.ensure_future(client.lookup_many([5, 6]))
+    peer.ok(await peer.next(T.LOOKUP), (TASK, {"id": 6, "state": "unknown"}))
+    known, unknown = await soon(asking)
+    assert (known.id, known.state, known.topic, known.body) == (5, "waiting", "t", b"x")
+    assert (known.key, known.tag, known.priority, known.slot, known.cycles) == (
+        *("k", None, 3, 11, 1),
+    )
+    assert known.due == datetime.fromtimestamp(NOW_MS / 1000, UTC)
+    assert dict(known.properties) == {"a": 1}
+    assert "g" in known.groups
+    assert known.raw["from_a_newer_daemon"]
+    assert (unknown.id, unknown.state, unknown.due, unknown.topic) == (6, "unknown", None, None)
 
 
-async def test_a_lookup_over_the_frame_limit_is_split_in_halves() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        asking = asyncio.ensure_future(client.lookup_many([1, 2, 3, 4]))
-        peer.error(await peer.next(T.LOOKUP), "limit_exceeded")
-        for ids in ((1, 2), (3, 4)):
-            frame = await peer.next(T.LOOKUP)
-            assert frame[2] == ids
-            peer.ok(frame, [{"id": i, "state": "gone"} for i in ids])
-        assert [task.id for task in await soon(asking)] == [1, 2, 3, 4]
+async def test_a_lookup_over_the_frame_limit_is_split_in_halves(client: Client, peer: Peer) -> None:
+    asking = asyncio.ensure_future(client.lookup_many([1, 2, 3, 4]))
+    peer.error(await peer.next(T.LOOKUP), "limit_exceeded")
+    for ids in ((1, 2), (3, 4)):
+        frame = await peer.next(T.LOOKUP)
+        assert frame[2] == ids
+        peer.ok(frame, [{"id": i, "state": "gone"} for i in ids])
+    assert [task.id for task in await soon(asking)] == [1, 2, 3, 4]
 
 
-async def test_pages_are_followed_to_the_end() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        asking = asyncio.ensure_future(collect(client.list_tasks(topic="t", state="waiting")))
-        frame = await peer.next(T.LIST)
-        assert (frame[2]["topic"], frame[2]["state"], "after" in frame[2]) == (
-            "t",
-            "waiting",
-            False,
-        )
-        peer.ok(frame, {"tasks": [TASK | {"id": 1}], "next": 1})
-        frame = await peer.next(T.LIST)
-        assert frame[2]["after"] == 1
-        peer.ok(frame, {"tasks": [], "next": 7})
-        frame = await peer.next(T.LIST)
-        assert frame[2]["after"] == 7
-        peer.ok(frame, {"tasks": [TASK | {"id": 8}], "next": None})
-        assert [task.id for task in await soon(asking)] == [1, 8]
+async def test_pages_are_followed_to_the_end(client: Client, peer: Peer) -> None:
+    asking = asyncio.ensure_future(collect(client.list_tasks(topic="t", state="waiting")))
+    frame = await peer.next(T.LIST)
+    assert (frame[2]["topic"], frame[2]["state"], "after" in frame[2]) == (
+        "t",
+        "waiting",
+        False,
+    )
+    peer.ok(frame, {"tasks": [TASK | {"id": 1}], "next": 1})
+    frame = await peer.next(T.LIST)
+    assert frame[2]["after"] == 1
+    peer.ok(frame, {"tasks": [], "next": 7})
+    frame = await peer.next(T.LIST)
+    assert frame[2]["after"] == 7
+    peer.ok(frame, {"tasks": [TASK | {"id": 8}], "next": None})
+    assert [task.id for task in await soon(asking)] == [1, 8]
 
 
-async def test_a_limit_ends_the_pages() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        asking = asyncio.ensure_future(collect(client.list_tasks(limit=3)))
-        frame = await peer.next(T.LIST)
-        assert frame[2]["limit"] == 3
-        peer.ok(frame, {"tasks": [TASK] * 2, "next": 2})
-        frame = await peer.next(T.LIST)
-        assert frame[2]["limit"] == 1
-        peer.ok(frame, {"tasks": [TASK], "next": 3})
-        assert len(await soon(asking)) == 3
-        assert peer.nothing()
+async def test_a_limit_ends_the_pages(client: Client, peer: Peer) -> None:
+    asking = asyncio.ensure_future(collect(client.list_tasks(limit=3)))
+    frame = await peer.next(T.LIST)
+    assert frame[2]["limit"] == 3
+    peer.ok(frame, {"tasks": [TASK] * 2, "next": 2})
+    frame = await peer.next(T.LIST)
+    assert frame[2]["limit"] == 1
+    peer.ok(frame, {"tasks": [TASK], "next": 3})
+    assert len(await soon(asking)) == 3
+    assert peer.nothing()
 
 
 async def test_consumers_respects_the_limit_when_pages_are_longer() -> None:
@@ -149,62 +139,58 @@ async def test_consumers_respects_the_limit_when_pages_are_longer() -> None:
         assert peer.nothing()
 
 
-async def test_the_newest_task_with_a_key_is_searched_page_by_page() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        asking = asyncio.ensure_future(
-            client.find("k", topic="t", not_after=datetime.fromtimestamp(NOW_MS / 1000, UTC))
-        )
+async def test_the_newest_task_with_a_key_is_searched_page_by_page(
+    client: Client, peer: Peer
+) -> None:
+    asking = asyncio.ensure_future(
+        client.find("k", topic="t", not_after=datetime.fromtimestamp(NOW_MS / 1000, UTC))
+    )
+    frame = await peer.next(T.LOOKUP)
+    assert frame[2:] == (None, {"topic": "t", "key": "k", "newest": True, "until_ms": NOW_MS})
+    peer.error(frame, "unknown_type", "an older daemon")
+    asked = {"topic": "t", "key": "k", "until_ms": NOW_MS, "newest": True, "limit": 1}
+    frame = await peer.next(T.LIST)
+    assert frame[2] == asked
+    peer.ok(frame, {"tasks": [], "next": 9000})
+    frame = await peer.next(T.LIST)
+    assert frame[2] == asked | {"after": 9000}
+    peer.ok(frame, {"tasks": [TASK | {"id": 8}], "next": 8})
+    result = await soon(asking)
+    assert result is not None and result.id == 8
+    asking = asyncio.ensure_future(client.find("none"))
+    frame = await peer.next(T.LIST)
+    assert frame[2] == {"key": "none", "newest": True, "limit": 1}
+    peer.ok(frame, {"tasks": [], "next": None})
+    assert await soon(asking) is None
+    assert peer.nothing()
+
+
+async def test_the_newest_of_a_topic_is_found_by_the_index(client: Client, peer: Peer) -> None:
+    for answer, found in (
+        ([TASK | {"id": 8}], 8),
+        ([{"id": 8, "state": "acked"}], None),
+        ([], None),
+    ):
+        asking = asyncio.ensure_future(client.find("k", topic="t"))
         frame = await peer.next(T.LOOKUP)
-        assert frame[2:] == (None, {"topic": "t", "key": "k", "newest": True, "until_ms": NOW_MS})
-        peer.error(frame, "unknown_type", "an older daemon")
-        asked = {"topic": "t", "key": "k", "until_ms": NOW_MS, "newest": True, "limit": 1}
-        frame = await peer.next(T.LIST)
-        assert frame[2] == asked
-        peer.ok(frame, {"tasks": [], "next": 9000})
-        frame = await peer.next(T.LIST)
-        assert frame[2] == asked | {"after": 9000}
-        peer.ok(frame, {"tasks": [TASK | {"id": 8}], "next": 8})
-        result = await soon(asking)
-        assert result is not None and result.id == 8
-        asking = asyncio.ensure_future(client.find("none"))
-        frame = await peer.next(T.LIST)
-        assert frame[2] == {"key": "none", "newest": True, "limit": 1}
-        peer.ok(frame, {"tasks": [], "next": None})
-        assert await soon(asking) is None
-        assert peer.nothing()
+        assert frame[2:] == (None, {"topic": "t", "key": "k", "newest": True})
+        peer.ok(frame, answer)
+        info = await soon(asking)
+        assert (info and info.id) == found
+    assert peer.nothing()
 
 
-async def test_the_newest_of_a_topic_is_found_by_the_index() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        for answer, found in (
-            ([TASK | {"id": 8}], 8),
-            ([{"id": 8, "state": "acked"}], None),
-            ([], None),
-        ):
-            asking = asyncio.ensure_future(client.find("k", topic="t"))
-            frame = await peer.next(T.LOOKUP)
-            assert frame[2:] == (None, {"topic": "t", "key": "k", "newest": True})
-            peer.ok(frame, answer)
-            info = await soon(asking)
-            assert (info and info.id) == found
-        assert peer.nothing()
-
-
-async def test_a_task_is_named_by_its_id_or_by_topic_and_key() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        wrong: list[dict[str, Any]] = [
-            {}, {"topic": "t"}, {"key": "k"}, {"topic": "t", "key": 5}, {"task_id": 5, "key": "k"},
-        ]  # fmt: skip
-        for given in wrong:
-            for command in (client.cancel, client.run_now, client.lookup):
-                with pytest.raises(BadRequest, match="by topic and key|must be a str"):
-                    await command(**given)
+async def test_a_task_is_named_by_its_id_or_by_topic_and_key(client: Client, peer: Peer) -> None:
+    wrong: list[dict[str, Any]] = [
+        {}, {"topic": "t"}, {"key": "k"}, {"topic": "t", "key": 5}, {"task_id": 5, "key": "k"},
+    ]  # fmt: skip
+    for given in wrong:
+        for command in (client.cancel, client.run_now, client.lookup):
             with pytest.raises(BadRequest, match="by topic and key|must be a str"):
-                await client.reschedule(**given, delay=5)
-        assert peer.nothing()
+                await command(**given)
+        with pytest.raises(BadRequest, match="by topic and key|must be a str"):
+            await client.reschedule(**given, delay=5)
+    assert peer.nothing()
 
 
 async def test_a_backup_that_takes_long_is_waited_for() -> None:
@@ -220,14 +206,12 @@ async def test_a_backup_that_takes_long_is_waited_for() -> None:
         await client.close()
 
 
-async def test_a_backup_is_not_made_twice() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        asking = asyncio.ensure_future(client.backup("copy.db"))
-        await peer.next(T.BACKUP)
-        peer.close()
-        with pytest.raises(errors.ConnectionLost):
-            await soon(asking)
+async def test_a_backup_is_not_made_twice(client: Client, peer: Peer) -> None:
+    asking = asyncio.ensure_future(client.backup("copy.db"))
+    await peer.next(T.BACKUP)
+    peer.close()
+    with pytest.raises(errors.ConnectionLost):
+        await soon(asking)
 
 
 async def test_the_daemons_error_is_raised() -> None:
@@ -243,65 +227,63 @@ async def test_the_daemons_error_is_raised() -> None:
             await soon(asking)
 
 
-async def test_an_answer_of_the_wrong_shape_is_a_protocol_error() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        for ask, answer in (
-            (client.stats, None),
-            (client.stats, {"topics": {}}),
-            (lambda: client.cancel(5), []),
-            (lambda: client.cancel(5), None),
-            (lambda: client.lookup(5), [5]),
-            (lambda: client.reschedule(5, delay=1), ["scheduled"]),
-            (lambda: client.pull("t"), (1, 2)),
-            (lambda: client.pull("t"), (1, 2, ((5,),))),
-            (lambda: collect(client.list_tasks()), {"tasks": 5, "next": None}),
-            (lambda: collect(client.dead_list()), {}),
-            (lambda: client.backup("x"), 5),
-        ):
-            asking = asyncio.ensure_future(ask())
-            peer.ok(await peer.next(), answer)
-            with pytest.raises(errors.TickwheelError):
-                await soon(asking)
+async def test_an_answer_of_the_wrong_shape_is_a_protocol_error(client: Client, peer: Peer) -> None:
+    for ask, answer in (
+        (client.stats, None),
+        (client.stats, {"topics": {}}),
+        (lambda: client.cancel(5), []),
+        (lambda: client.cancel(5), None),
+        (lambda: client.lookup(5), [5]),
+        (lambda: client.reschedule(5, delay=1), ["scheduled"]),
+        (lambda: client.pull("t"), (1, 2)),
+        (lambda: client.pull("t"), (1, 2, ((5,),))),
+        (lambda: collect(client.list_tasks()), {"tasks": 5, "next": None}),
+        (lambda: collect(client.dead_list()), {}),
+        (lambda: client.backup("x"), 5),
+    ):
+        asking = asyncio.ensure_future(ask())
+        peer.ok(await peer.next(), answer)
+        with pytest.raises(errors.TickwheelError):
+            await soon(asking)
 
 
 @pytest.mark.parametrize("task_id", [-1, 2**63, "5", 1.5, None, True])
-async def test_an_invalid_id_is_refused_before_sending(task_id: Any) -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        for call in (
-            client.cancel(task_id),
-            client.lookup(task_id),
-            client.run_now(task_id),
-            client.reschedule(task_id, delay=1),
-            client.dead_delete([(task_id, "g")]),
-        ):
-            with pytest.raises(errors.BadRequest):
-                await soon(call)
-        assert peer.nothing()
+async def test_an_invalid_id_is_refused_before_sending(
+    task_id: Any, client: Client, peer: Peer
+) -> None:
+    for call in (
+        client.cancel(task_id),
+        client.lookup(task_id),
+        client.run_now(task_id),
+        client.reschedule(task_id, delay=1),
+        client.dead_delete([(task_id, "g")]),
+    ):
+        with pytest.raises(errors.BadRequest):
+            await soon(call)
+    assert peer.nothing()
 
 
-async def test_a_cancelled_call_is_not_sent_later() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        sent = asyncio.ensure_future(client.stats())
-        frame = await peer.next(T.STATS)
-        sent.cancel()
-        await asyncio.gather(sent, return_exceptions=True)
-        peer.ok(frame, {})
-        await daemon.deaf()
-        peer.close()
-        while client.connected:
-            await turns()
-        waiting = asyncio.ensure_future(client.cancel(5))
-        await asyncio.wait({waiting}, timeout=0.01)
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        await daemon.listen()
-        peer = await daemon.peer()
-        pinging = asyncio.ensure_future(client.ping())
-        peer.ok(await peer.next(T.PING))
-        await soon(pinging)
+async def test_a_cancelled_call_is_not_sent_later(
+    daemon: FakeDaemon, client: Client, peer: Peer
+) -> None:
+    sent = asyncio.ensure_future(client.stats())
+    frame = await peer.next(T.STATS)
+    sent.cancel()
+    await asyncio.gather(sent, return_exceptions=True)
+    peer.ok(frame, {})
+    await daemon.deaf()
+    peer.close()
+    while client.connected:
+        await turns()
+    waiting = asyncio.ensure_future(client.cancel(5))
+    await asyncio.wait({waiting}, timeout=0.01)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await daemon.listen()
+    peer = await daemon.peer()
+    pinging = asyncio.ensure_future(client.ping())
+    peer.ok(await peer.next(T.PING))
+    await soon(pinging)
 
 
 async def test_a_frame_over_the_daemons_limit_is_never_sent() -> None:

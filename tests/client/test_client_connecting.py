@@ -78,14 +78,15 @@ async def test_hello_says_version_session_token_and_name() -> None:
         assert client.server_info["node"] == "fake"
 
 
-async def test_url_and_token_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with FakeDaemon() as daemon:
-        monkeypatch.setenv("TICKWHEEL_URL", daemon.url)
-        monkeypatch.setenv("TICKWHEEL_TOKEN", "from-the-environment")
-        async with Client():
-            assert (await daemon.peer()).hello["token"] == "from-the-environment"
-        async with Client(token="given"):
-            assert (await daemon.peer()).hello["token"] == "given"
+async def test_url_and_token_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, daemon: FakeDaemon
+) -> None:
+    monkeypatch.setenv("TICKWHEEL_URL", daemon.url)
+    monkeypatch.setenv("TICKWHEEL_TOKEN", "from-the-environment")
+    async with Client():
+        assert (await daemon.peer()).hello["token"] == "from-the-environment"
+    async with Client(token="given"):
+        assert (await daemon.peer()).hello["token"] == "given"
 
 
 @pytest.mark.parametrize(
@@ -103,59 +104,57 @@ def test_a_wrong_url_is_refused_and_shown(url: str) -> None:
     [("unauthorized", errors.Unauthorized), ("version_unsupported", errors.VersionUnsupported)],
 )
 async def test_a_permanent_refusal_fails_connect_at_once(
-    code: str, kind: type[errors.TickwheelError]
+    code: str, kind: type[errors.TickwheelError], daemon: FakeDaemon
 ) -> None:
-    async with FakeDaemon() as daemon:
-        daemon.greet = lambda peer, frame: (peer.error(frame, code, "no"), peer.close())[0]
-        with pytest.raises(kind, match="no"):
-            await soon(daemon.client(connect_timeout=60.0).connect())
-        assert daemon.connections == 1
+    daemon.greet = lambda peer, frame: (peer.error(frame, code, "no"), peer.close())[0]
+    with pytest.raises(kind, match="no"):
+        await soon(daemon.client(connect_timeout=60.0).connect())
+    assert daemon.connections == 1
 
 
-async def test_connect_retries_a_full_daemon() -> None:
-    async with FakeDaemon() as daemon:
+async def test_connect_retries_a_full_daemon(daemon: FakeDaemon) -> None:
 
-        def greet(peer: Peer, frame: Frame) -> None:
-            if daemon.connections < 3:
-                peer.send(T.ERROR, 0, "too_many_connections", "4096 are open")
-                peer.close()
-            else:
-                daemon.welcome(peer, frame)
+    def greet(peer: Peer, frame: Frame) -> None:
+        if daemon.connections < 3:
+            peer.send(T.ERROR, 0, "too_many_connections", "4096 are open")
+            peer.close()
+        else:
+            daemon.welcome(peer, frame)
 
-        daemon.greet = greet
-        async with daemon.client():
-            assert daemon.connections == 3
+    daemon.greet = greet
+    async with daemon.client():
+        assert daemon.connections == 3
 
 
-async def test_a_client_connects_with_its_first_call() -> None:
+async def test_a_client_connects_with_its_first_call(daemon: FakeDaemon) -> None:
     """As the synchronous one does; later calls share the connection."""
-    async with FakeDaemon() as daemon:
-        client = daemon.client()
-        assert not client.connected
-        first = asyncio.ensure_future(client.enqueue("t", b"x"))
-        peer = await daemon.peer()
-        peer.store(await peer.next(T.ENQUEUE))
-        await soon(first)
-        assert await soon(client.connect()) is client
-        second = client.enqueue_nowait("t", b"y")
-        peer.store(await peer.next(T.ENQUEUE))
-        await soon(second)
-        assert daemon.connections == 1
-        await soon(client.close())
-        with pytest.raises(errors.ClientClosed, match="closed; create a new one"):
-            await client.enqueue("t", b"x")
+    client = daemon.client()
+    assert not client.connected
+    first = asyncio.ensure_future(client.enqueue("t", b"x"))
+    peer = await daemon.peer()
+    peer.store(await peer.next(T.ENQUEUE))
+    await soon(first)
+    assert await soon(client.connect()) is client
+    second = client.enqueue_nowait("t", b"y")
+    peer.store(await peer.next(T.ENQUEUE))
+    await soon(second)
+    assert daemon.connections == 1
+    await soon(client.close())
+    with pytest.raises(errors.ClientClosed, match="closed; create a new one"):
+        await client.enqueue("t", b"x")
 
 
-async def test_a_failed_first_call_names_the_reason_and_the_next_retries() -> None:
-    async with FakeDaemon() as daemon:
-        welcome, daemon.greet = daemon.greet, refuse
-        client = daemon.client()
-        with pytest.raises(errors.Unauthorized):
-            await soon(client.stats())
-        daemon.greet = welcome
-        await soon(client.connect())
-        assert client.connected
-        await soon(client.close())
+async def test_a_failed_first_call_names_the_reason_and_the_next_retries(
+    daemon: FakeDaemon,
+) -> None:
+    welcome, daemon.greet = daemon.greet, refuse
+    client = daemon.client()
+    with pytest.raises(errors.Unauthorized):
+        await soon(client.stats())
+    daemon.greet = welcome
+    await soon(client.connect())
+    assert client.connected
+    await soon(client.close())
 
 
 def refuse(peer: Peer, frame: Frame) -> None:
@@ -225,21 +224,19 @@ async def test_unreachable_names_the_address_and_the_reason() -> None:
     assert str(port) in raised.value.message
 
 
-async def test_a_silent_daemon_is_unreachable() -> None:
-    async with FakeDaemon() as daemon:
-        daemon.greet = lambda peer, frame: None
-        with pytest.raises(errors.Unreachable):
-            await soon(daemon.client(connect_timeout=0.2).connect())
+async def test_a_silent_daemon_is_unreachable(daemon: FakeDaemon) -> None:
+    daemon.greet = lambda peer, frame: None
+    with pytest.raises(errors.Unreachable):
+        await soon(daemon.client(connect_timeout=0.2).connect())
 
 
 @pytest.mark.parametrize(
     "answer", [b"HTTP/1.1 400\r\n\r\n", b"\x91\xcc\x41", b"\x93\xcc\x41\x01\x05"]
 )
-async def test_a_server_of_another_protocol_is_an_error(answer: bytes) -> None:
-    async with FakeDaemon() as daemon:
-        daemon.greet = lambda peer, frame: peer.send_bytes(answer)
-        with pytest.raises((errors.ProtocolError, errors.Unreachable)):
-            await soon(daemon.client(connect_timeout=0.3).connect())
+async def test_a_server_of_another_protocol_is_an_error(answer: bytes, daemon: FakeDaemon) -> None:
+    daemon.greet = lambda peer, frame: peer.send_bytes(answer)
+    with pytest.raises((errors.ProtocolError, errors.Unreachable)):
+        await soon(daemon.client(connect_timeout=0.3).connect())
 
 
 async def test_the_daemons_limits_are_used_not_the_defaults() -> None:
@@ -294,29 +291,28 @@ async def test_another_address_takes_over_with_the_same_session() -> None:
 # --- reconnecting ----------------------------------------------------------------------------
 
 
-async def test_request_numbers_ascend_over_reconnects() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        numbers: list[int] = []
-        for _ in range(3):
-            peer = await daemon.peer()
-            call = asyncio.ensure_future(client.ping())
-            frame = await peer.next(T.PING)
-            numbers += [peer.sent(T.HELLO)[0][1], frame[1]]
-            peer.ok(frame)
-            await soon(call)
-            peer.close()
-        assert numbers == sorted(set(numbers))
-
-
-async def test_a_call_survives_the_connection_it_was_sent_on() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
+async def test_request_numbers_ascend_over_reconnects(daemon: FakeDaemon, client: Client) -> None:
+    numbers: list[int] = []
+    for _ in range(3):
         peer = await daemon.peer()
-        call = asyncio.ensure_future(client.cancel(5))
-        await peer.next(T.CANCEL)
+        call = asyncio.ensure_future(client.ping())
+        frame = await peer.next(T.PING)
+        numbers += [peer.sent(T.HELLO)[0][1], frame[1]]
+        peer.ok(frame)
+        await soon(call)
         peer.close()
-        peer = await daemon.peer()
-        peer.ok(await peer.next(T.CANCEL), [(5, "cancelled")])
-        assert await soon(call) == "cancelled"
+    assert numbers == sorted(set(numbers))
+
+
+async def test_a_call_survives_the_connection_it_was_sent_on(
+    daemon: FakeDaemon, client: Client, peer: Peer
+) -> None:
+    call = asyncio.ensure_future(client.cancel(5))
+    await peer.next(T.CANCEL)
+    peer.close()
+    peer = await daemon.peer()
+    peer.ok(await peer.next(T.CANCEL), [(5, "cancelled")])
+    assert await soon(call) == "cancelled"
 
 
 @pytest.mark.parametrize("steps", range(8))
@@ -347,24 +343,23 @@ async def test_a_lost_first_connection_is_retried(steps: int) -> None:
         await kept.stop(errors.ClientClosed())
 
 
-async def test_reconnects_to_a_daemon_that_hangs_up_back_off() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-
-        def greet(peer: Peer, frame: Frame) -> None:
-            daemon.welcome(peer, frame)
-            peer.close()
-
-        daemon.greet = greet
-        (await daemon.peer()).close()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.5):
-                await client.ping()
-        assert daemon.connections < 12, "the pauses grow"
-
-
-async def test_malformed_bytes_end_only_the_connection(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_reconnects_to_a_daemon_that_hangs_up_back_off(
+    daemon: FakeDaemon, client: Client
 ) -> None:
+
+    def greet(peer: Peer, frame: Frame) -> None:
+        daemon.welcome(peer, frame)
+        peer.close()
+
+    daemon.greet = greet
+    (await daemon.peer()).close()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await client.ping()
+    assert daemon.connections < 12, "the pauses grow"
+
+
+async def test_malformed_bytes_end_only_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tickwheel.client.search.BACKOFF_S_MAX", 0.02)
     broken = [b"\xc1", b"\x05", b"\x91\x41", b"\x92\x42\x01", b"\x93\x43\x01\x01", b"\x90"]
     async with FakeDaemon() as daemon, daemon.client() as client:
@@ -378,52 +373,51 @@ async def test_malformed_bytes_end_only_the_connection(
         await soon(call)
 
 
-async def test_unknown_frames_of_a_newer_daemon_are_ignored() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        peer.send(99, "something", {"new": 1})
-        peer.send(T.OK, 999_999, "an answer to nothing")
-        peer.send(T.DELIVER, 77, 1, 0, [(5, 1, 0, b"for nobody")])
-        call = asyncio.ensure_future(client.ping())
-        peer.ok(await peer.next(T.PING))
-        await soon(call)
-        assert daemon.connections == 1
+async def test_unknown_frames_of_a_newer_daemon_are_ignored(
+    daemon: FakeDaemon, client: Client, peer: Peer
+) -> None:
+    peer.send(99, "something", {"new": 1})
+    peer.send(T.OK, 999_999, "an answer to nothing")
+    peer.send(T.DELIVER, 77, 1, 0, [(5, 1, 0, b"for nobody")])
+    call = asyncio.ensure_future(client.ping())
+    peer.ok(await peer.next(T.PING))
+    await soon(call)
+    assert daemon.connections == 1
 
 
-async def test_frames_that_arrive_with_the_answer_to_hello_are_handled() -> None:
-    async with FakeDaemon() as daemon:
+async def test_frames_that_arrive_with_the_answer_to_hello_are_handled(daemon: FakeDaemon) -> None:
 
-        def greet(peer: Peer, frame: Frame) -> None:
-            daemon.greet = daemon.welcome
-            daemon.welcome(peer, frame)
-            peer.goodbye()
+    def greet(peer: Peer, frame: Frame) -> None:
+        daemon.greet = daemon.welcome
+        daemon.welcome(peer, frame)
+        peer.goodbye()
 
-        daemon.greet = greet
-        async with daemon.client():
-            await (await daemon.peer()).gone()
-            await daemon.peer()
+    daemon.greet = greet
+    async with daemon.client():
+        await (await daemon.peer()).gone()
+        await daemon.peer()
 
 
 # --- goodbye ---------------------------------------------------------------------------------
 
 
-async def test_goodbye_waits_for_answers_then_reconnects_elsewhere() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        early = client.enqueue_nowait("t", b"before")
-        frame = await peer.next(T.ENQUEUE)
-        peer.goodbye()
-        await turns()
-        late = client.enqueue_nowait("t", b"after")
-        peer.store(frame)
-        await soon(early)
-        await peer.gone()
-        assert len(peer.sent(T.ENQUEUE)) == 1, "no new work for a daemon that goes"
-        peer = await daemon.peer()
-        frame = await peer.next(T.ENQUEUE)
-        assert frame[3][0][1] == b"after"
-        peer.store(frame)
-        await soon(late)
+async def test_goodbye_waits_for_answers_then_reconnects_elsewhere(
+    daemon: FakeDaemon, client: Client, peer: Peer
+) -> None:
+    early = client.enqueue_nowait("t", b"before")
+    frame = await peer.next(T.ENQUEUE)
+    peer.goodbye()
+    await turns()
+    late = client.enqueue_nowait("t", b"after")
+    peer.store(frame)
+    await soon(early)
+    await peer.gone()
+    assert len(peer.sent(T.ENQUEUE)) == 1, "no new work for a daemon that goes"
+    peer = await daemon.peer()
+    frame = await peer.next(T.ENQUEUE)
+    assert frame[3][0][1] == b"after"
+    peer.store(frame)
+    await soon(late)
 
 
 async def test_a_drained_daemon_that_comes_back_is_found_again(
@@ -463,21 +457,20 @@ async def test_draining_as_an_answer_is_not_an_answer() -> None:
 # --- closing ---------------------------------------------------------------------------------
 
 
-async def test_close_waits_for_answers_and_says_bye() -> None:
-    async with FakeDaemon() as daemon:
-        client = daemon.client()
-        await client.connect()
-        peer = await daemon.peer()
-        future = client.enqueue_nowait("t", b"x")
-        closing = asyncio.ensure_future(client.close())
-        frame = await peer.next(T.ENQUEUE)
-        await turns()
-        assert not closing.done()
-        peer.store(frame)
-        await soon(closing)
-        assert future.done()
-        assert peer.seen[-1][0] == T.BYE
-        await peer.gone()
+async def test_close_waits_for_answers_and_says_bye(daemon: FakeDaemon) -> None:
+    client = daemon.client()
+    await client.connect()
+    peer = await daemon.peer()
+    future = client.enqueue_nowait("t", b"x")
+    closing = asyncio.ensure_future(client.close())
+    frame = await peer.next(T.ENQUEUE)
+    await turns()
+    assert not closing.done()
+    peer.store(frame)
+    await soon(closing)
+    assert future.done()
+    assert peer.seen[-1][0] == T.BYE
+    await peer.gone()
 
 
 async def test_close_is_bounded_and_fails_pending_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -493,94 +486,88 @@ async def test_close_is_bounded_and_fails_pending_calls(monkeypatch: pytest.Monk
             await future
 
 
-async def test_close_without_a_connection_is_bounded() -> None:
-    async with FakeDaemon() as daemon:
-        client = daemon.client(send_timeout=0.2, retries=100)
-        await client.connect()
-        peer = await daemon.peer()
-        await daemon.deaf()
-        peer.close()
-        await peer.gone()
-        future = client.enqueue_nowait("t", b"x")
-        await soon(client.close())
+async def test_close_without_a_connection_is_bounded(daemon: FakeDaemon) -> None:
+    client = daemon.client(send_timeout=0.2, retries=100)
+    await client.connect()
+    peer = await daemon.peer()
+    await daemon.deaf()
+    peer.close()
+    await peer.gone()
+    future = client.enqueue_nowait("t", b"x")
+    await soon(client.close())
+    with pytest.raises(errors.TickwheelError):
+        await future
+
+
+async def test_close_when_the_peer_does_not_read_is_bounded(daemon: FakeDaemon) -> None:
+    client = daemon.client(send_timeout=0.2, retries=0)
+    await client.connect()
+    peer = await daemon.peer()
+    peer.stop_reading()
+    futures = [client.enqueue_nowait("t", b"x" * 500_000) for _ in range(40)]
+    await turns()
+    await soon(client.close())
+    for future in futures:
         with pytest.raises(errors.TickwheelError):
             await future
+    peer.read_again()
 
 
-async def test_close_when_the_peer_does_not_read_is_bounded() -> None:
-    async with FakeDaemon() as daemon:
-        client = daemon.client(send_timeout=0.2, retries=0)
-        await client.connect()
-        peer = await daemon.peer()
-        peer.stop_reading()
-        futures = [client.enqueue_nowait("t", b"x" * 500_000) for _ in range(40)]
-        await turns()
-        await soon(client.close())
-        for future in futures:
-            with pytest.raises(errors.TickwheelError):
-                await future
-        peer.read_again()
+async def test_closing_twice_or_unopened_is_harmless(daemon: FakeDaemon) -> None:
+    never = daemon.client()
+    await never.close()
+    client = daemon.client()
+    await client.connect()
+    await soon(client.close())
+    await soon(client.close())
 
 
-async def test_closing_twice_or_unopened_is_harmless() -> None:
-    async with FakeDaemon() as daemon:
-        never = daemon.client()
-        await never.close()
-        client = daemon.client()
-        await client.connect()
-        await soon(client.close())
-        await soon(client.close())
-
-
-async def test_every_call_after_close_raises_client_closed() -> None:
-    async with FakeDaemon() as daemon:
-        client = daemon.client()
-        await client.connect()
-        await daemon.peer()
-        await soon(client.close())
-        for call in (
-            lambda: client.enqueue("t", b"x"),
-            lambda: client.enqueue_many([]),
-            lambda: client.cancel(5),
-            lambda: client.lookup(5),
-            lambda: client.stats(),
-            lambda: client.pull("t"),
-            lambda: client.ping(),
-            lambda: client.backup("x"),
-            lambda: anext(client.list_tasks()),
-            lambda: anext(client.dead_list()),
-        ):
-            with pytest.raises(errors.ClientClosed):
-                await call()
+async def test_every_call_after_close_raises_client_closed(daemon: FakeDaemon) -> None:
+    client = daemon.client()
+    await client.connect()
+    await daemon.peer()
+    await soon(client.close())
+    for call in (
+        lambda: client.enqueue("t", b"x"),
+        lambda: client.enqueue_many([]),
+        lambda: client.cancel(5),
+        lambda: client.lookup(5),
+        lambda: client.stats(),
+        lambda: client.pull("t"),
+        lambda: client.ping(),
+        lambda: client.backup("x"),
+        lambda: anext(client.list_tasks()),
+        lambda: anext(client.dead_list()),
+    ):
         with pytest.raises(errors.ClientClosed):
-            client.enqueue_nowait("t", b"x")
-        with pytest.raises(errors.ClientClosed):
-            client.subscribe("t")
+            await call()
+    with pytest.raises(errors.ClientClosed):
+        client.enqueue_nowait("t", b"x")
+    with pytest.raises(errors.ClientClosed):
+        client.subscribe("t")
 
 
-async def test_a_call_under_way_at_close_fails_with_an_error() -> None:
-    async with FakeDaemon() as daemon:
-        client = daemon.client(send_timeout=0.2)
-        await client.connect()
-        peer = await daemon.peer()
-        call = asyncio.ensure_future(client.stats())
-        await peer.next(T.STATS)
-        await soon(client.close())
-        with pytest.raises(errors.TickwheelError):
-            await call
+async def test_a_call_under_way_at_close_fails_with_an_error(daemon: FakeDaemon) -> None:
+    client = daemon.client(send_timeout=0.2)
+    await client.connect()
+    peer = await daemon.peer()
+    call = asyncio.ensure_future(client.stats())
+    await peer.next(T.STATS)
+    await soon(client.close())
+    with pytest.raises(errors.TickwheelError):
+        await call
 
 
-async def test_a_cancelled_connect_leaves_no_connection() -> None:
-    async with FakeDaemon() as daemon:
-        greeted = asyncio.Event()
-        daemon.greet = lambda peer, frame: greeted.set()
-        connecting = asyncio.ensure_future(daemon.client().connect())
-        await soon(greeted.wait())
-        [peer] = daemon.open
-        connecting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await connecting
-        await peer.gone()
+async def test_a_cancelled_connect_leaves_no_connection(daemon: FakeDaemon) -> None:
+    greeted = asyncio.Event()
+    daemon.greet = lambda peer, frame: greeted.set()
+    connecting = asyncio.ensure_future(daemon.client().connect())
+    await soon(greeted.wait())
+    [peer] = daemon.open
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    await peer.gone()
 
 
 def test_a_client_works_in_two_event_loops_in_turn() -> None:
@@ -660,54 +647,51 @@ async def test_a_heartbeat_of_the_daemon_is_answered_at_once() -> None:
         assert daemon.connections == 1
 
 
-async def test_hello_omits_the_heartbeat_for_an_older_daemon() -> None:
+async def test_hello_omits_the_heartbeat_for_an_older_daemon(daemon: FakeDaemon) -> None:
     """It is older than they are, and refuses what it does not know in a HELLO."""
-    async with FakeDaemon() as daemon:
-        hellos: list[dict[str, Any]] = []
+    hellos: list[dict[str, Any]] = []
 
-        def old(peer: Peer, frame: Frame) -> None:
-            hellos.append(frame[2])
-            if "heartbeat" in frame[2]:
-                peer.error(frame, "bad_request", "options: heartbeat is not known")
-                peer.close()
-            else:
-                daemon.welcome(peer, frame)
+    def old(peer: Peer, frame: Frame) -> None:
+        hellos.append(frame[2])
+        if "heartbeat" in frame[2]:
+            peer.error(frame, "bad_request", "options: heartbeat is not known")
+            peer.close()
+        else:
+            daemon.welcome(peer, frame)
 
-        daemon.greet = old
-        async with daemon.client():
-            await daemon.peer()
-        words = [(hello.get("lease"), hello.get("heartbeat")) for hello in hellos]
-        assert words == [(True, True), (None, True), (None, None)], "the newest word first"
+    daemon.greet = old
+    async with daemon.client():
+        await daemon.peer()
+    words = [(hello.get("lease"), hello.get("heartbeat")) for hello in hellos]
+    assert words == [(True, True), (None, True), (None, None)], "the newest word first"
 
 
 @pytest.mark.parametrize(
     "long", [{"token": "x" * HELLO_BYTES_MAX}, {"name": "é" * HELLO_BYTES_MAX}]
 )
-async def test_an_oversized_hello_is_refused_and_not_sent(long: dict[str, str]) -> None:
+async def test_an_oversized_hello_is_refused_and_not_sent(
+    long: dict[str, str], daemon: FakeDaemon
+) -> None:
     """Once, and not again on new connections for as long as a call may take."""
-    async with FakeDaemon() as daemon:
-        client = daemon.client(**long)
-        for asked in (client.connect, client.ping, client.stats):
-            with pytest.raises(
-                errors.LimitExceeded, match=r"name has \d+ bytes; the limit is 65536"
-            ):
-                await soon(asked())
-        assert daemon.connections <= 3
-        with pytest.raises(errors.LimitExceeded, match="HELLO_BYTES_MAX"):
-            await soon(status_at(daemon.url, **long))
-        assert all(not peer.seen for peer in daemon.open)
-        await client.close()
+    client = daemon.client(**long)
+    for asked in (client.connect, client.ping, client.stats):
+        with pytest.raises(errors.LimitExceeded, match=r"name has \d+ bytes; the limit is 65536"):
+            await soon(asked())
+    assert daemon.connections <= 3
+    with pytest.raises(errors.LimitExceeded, match="HELLO_BYTES_MAX"):
+        await soon(status_at(daemon.url, **long))
+    assert all(not peer.seen for peer in daemon.open)
+    await client.close()
 
 
-async def test_a_later_hello_respects_the_daemons_frame_limit() -> None:
-    async with FakeDaemon() as daemon:
-        client = daemon.client(token="x" * 2_000, send_timeout=0.2, retries=0)
-        await client.connect()
-        client._reconnector.limits = Limits(frame_bytes_max=1_024)
-        (await daemon.peer()).close()
-        with pytest.raises(errors.TickwheelError, match=r"the limit is 1024 \(frame_bytes_max\)"):
-            await soon(client.ping())
-        await client.close()
+async def test_a_later_hello_respects_the_daemons_frame_limit(daemon: FakeDaemon) -> None:
+    client = daemon.client(token="x" * 2_000, send_timeout=0.2, retries=0)
+    await client.connect()
+    client._reconnector.limits = Limits(frame_bytes_max=1_024)
+    (await daemon.peer()).close()
+    with pytest.raises(errors.TickwheelError, match=r"the limit is 1024 \(frame_bytes_max\)"):
+        await soon(client.ping())
+    await client.close()
 
 
 async def test_a_slow_connection_that_makes_progress_is_kept(

@@ -46,64 +46,56 @@ async def stored(peer: Peer) -> Frame:
 # --- frames ----------------------------------------------------------------------------------
 
 
-async def test_concurrent_enqueues_share_a_frame() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        calls = [asyncio.ensure_future(client.enqueue("t", b"%d" % i)) for i in range(50)]
-        futures = [client.enqueue_nowait("u", b"x") for _ in range(50)]
-        frame = await peer.next(T.ENQUEUE)
-        assert len(frame[3]) == 100
-        ids = peer.store(frame)
-        receipts = await soon(asyncio.gather(*calls, *futures))
-        assert sorted(receipt.id for receipt in receipts) == ids
-        for receipt, topic in zip(receipts, ["t"] * 50 + ["u"] * 50, strict=True):
-            assert frame[3][ids.index(receipt.id)][0] == topic
-        assert peer.nothing()
+async def test_concurrent_enqueues_share_a_frame(client: Client, peer: Peer) -> None:
+    calls = [asyncio.ensure_future(client.enqueue("t", b"%d" % i)) for i in range(50)]
+    futures = [client.enqueue_nowait("u", b"x") for _ in range(50)]
+    frame = await peer.next(T.ENQUEUE)
+    assert len(frame[3]) == 100
+    ids = peer.store(frame)
+    receipts = await soon(asyncio.gather(*calls, *futures))
+    assert sorted(receipt.id for receipt in receipts) == ids
+    for receipt, topic in zip(receipts, ["t"] * 50 + ["u"] * 50, strict=True):
+        assert frame[3][ids.index(receipt.id)][0] == topic
+    assert peer.nothing()
 
 
-async def test_frames_are_pipelined() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        frames, futures = [], []
-        for i in range(5):
-            futures.append(client.enqueue_nowait("t", b"%d" % i))
-            frames.append(await peer.next(T.ENQUEUE))
-        assert not any(future.done() for future in futures)
-        for frame in reversed(frames):
-            peer.store(frame)
-        await soon(asyncio.gather(*futures))
+async def test_frames_are_pipelined(client: Client, peer: Peer) -> None:
+    frames, futures = [], []
+    for i in range(5):
+        futures.append(client.enqueue_nowait("t", b"%d" % i))
+        frames.append(await peer.next(T.ENQUEUE))
+    assert not any(future.done() for future in futures)
+    for frame in reversed(frames):
+        peer.store(frame)
+    await soon(asyncio.gather(*futures))
 
 
-async def test_a_receipt_has_id_and_due_time() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        call = asyncio.ensure_future(client.enqueue("t", b"x", delay=1.5))
-        [task_id] = peer.store(await peer.next(T.ENQUEUE))
-        receipt = await soon(call)
-        assert receipt == Receipt(task_id, NOW_MS + 1500)
-        assert receipt.due == datetime.fromtimestamp(NOW_MS / 1000, UTC) + timedelta(seconds=1.5)
+async def test_a_receipt_has_id_and_due_time(client: Client, peer: Peer) -> None:
+    call = asyncio.ensure_future(client.enqueue("t", b"x", delay=1.5))
+    [task_id] = peer.store(await peer.next(T.ENQUEUE))
+    receipt = await soon(call)
+    assert receipt == Receipt(task_id, NOW_MS + 1500)
+    assert receipt.due == datetime.fromtimestamp(NOW_MS / 1000, UTC) + timedelta(seconds=1.5)
 
 
-async def test_a_due_time_in_the_past_counts_as_the_acceptance() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        past, future = (datetime.fromtimestamp(s, UTC) for s in (5, NOW_MS // 1000 + 60))
-        calls = [client.enqueue_nowait("t", b"x", at=moment) for moment in (past, future)]
-        await stored(peer)
-        first, second = await soon(asyncio.gather(*calls))
-        assert first.due_ms == NOW_MS
-        assert second.due == future
+async def test_a_due_time_in_the_past_counts_as_the_acceptance(client: Client, peer: Peer) -> None:
+    past, future = (datetime.fromtimestamp(s, UTC) for s in (5, NOW_MS // 1000 + 60))
+    calls = [client.enqueue_nowait("t", b"x", at=moment) for moment in (past, future)]
+    await stored(peer)
+    first, second = await soon(asyncio.gather(*calls))
+    assert first.due_ms == NOW_MS
+    assert second.due == future
 
 
-async def test_a_delay_level_is_sent_and_resolved_in_the_receipt() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        future = client.enqueue_nowait("t", b"a", delay_level=3)
-        await turns()
-        (frame,) = await frames_of(peer)
-        assert frame[3] == (("t", b"a", None, {"delay_level": 3}),)
-        peer.ok(frame, (NOW_MS, (7,)))
-        assert (await soon(future)).due_ms == NOW_MS + 10_000
+async def test_a_delay_level_is_sent_and_resolved_in_the_receipt(
+    client: Client, peer: Peer
+) -> None:
+    future = client.enqueue_nowait("t", b"a", delay_level=3)
+    await turns()
+    (frame,) = await frames_of(peer)
+    assert frame[3] == (("t", b"a", None, {"delay_level": 3}),)
+    peer.ok(frame, (NOW_MS, (7,)))
+    assert (await soon(future)).due_ms == NOW_MS + 10_000
 
 
 async def test_if_pending_is_sent_and_its_outcome_returned() -> None:
@@ -149,14 +141,14 @@ async def test_a_frame_respects_the_limit_of_coalesced_tasks() -> None:
         assert outcomes == ["rejected"] * 5
 
 
-async def test_a_topics_rule_sets_the_outcome_of_a_task_without_one() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        calls = [client.enqueue_nowait("t", b"x", key="k") for _ in range(2)]
-        frame = await peer.next(T.ENQUEUE)
-        peer.ok(frame, (NOW_MS, (5, 5), {"outcomes": (("stored", NOW_MS), ("kept", NOW_MS))}))
-        outcomes = [(await soon(call)).outcome for call in calls]
-        assert outcomes == ["stored", "kept"]
+async def test_a_topics_rule_sets_the_outcome_of_a_task_without_one(
+    client: Client, peer: Peer
+) -> None:
+    calls = [client.enqueue_nowait("t", b"x", key="k") for _ in range(2)]
+    frame = await peer.next(T.ENQUEUE)
+    peer.ok(frame, (NOW_MS, (5, 5), {"outcomes": (("stored", NOW_MS), ("kept", NOW_MS))}))
+    outcomes = [(await soon(call)).outcome for call in calls]
+    assert outcomes == ["stored", "kept"]
 
 
 @pytest.mark.parametrize(
@@ -171,12 +163,13 @@ async def test_a_topics_rule_sets_the_outcome_of_a_task_without_one() -> None:
         ({"key": "k", "if_pending": IfPending("keep", window="x")}, "if_pending.window"),  # type: ignore[arg-type]
     ],
 )
-async def test_an_invalid_if_pending_raises_at_once(more: dict[str, Any], said: str) -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        await daemon.peer()
-        with pytest.raises(errors.BadRequest) as caught:
-            await client.enqueue("t", b"x", **more)
-        assert said in str(caught.value)
+async def test_an_invalid_if_pending_raises_at_once(
+    more: dict[str, Any], said: str, daemon: FakeDaemon, client: Client
+) -> None:
+    await daemon.peer()
+    with pytest.raises(errors.BadRequest) as caught:
+        await client.enqueue("t", b"x", **more)
+    assert said in str(caught.value)
 
 
 async def test_every_field_arrives() -> None:
@@ -220,15 +213,13 @@ async def frames_of(peer: Peer) -> list[Frame]:
     return results
 
 
-async def test_oneway_has_request_zero_and_does_not_wait() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        await soon(client.oneway("t", b"x", delay=1))
-        assert await peer.next() == (T.ONEWAY, 0, (("t", b"x", 1000),))
-        peer.send(T.ERROR, 0, "bad_request", "tasks[0] is wrong")
-        call = asyncio.ensure_future(client.ping())
-        peer.ok(await peer.next(T.PING))
-        await soon(call)
+async def test_oneway_has_request_zero_and_does_not_wait(client: Client, peer: Peer) -> None:
+    await soon(client.oneway("t", b"x", delay=1))
+    assert await peer.next() == (T.ONEWAY, 0, (("t", b"x", 1000),))
+    peer.send(T.ERROR, 0, "bad_request", "tasks[0] is wrong")
+    call = asyncio.ensure_future(client.ping())
+    peer.ok(await peer.next(T.PING))
+    await soon(call)
 
 
 # --- many ------------------------------------------------------------------------------------
@@ -264,10 +255,9 @@ async def test_many_are_split_by_size() -> None:
         assert len(await soon(call)) == 20
 
 
-async def test_enqueueing_no_tasks_sends_nothing() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        assert await soon(client.enqueue_many([])) == []
-        assert (await daemon.peer()).nothing()
+async def test_enqueueing_no_tasks_sends_nothing(daemon: FakeDaemon, client: Client) -> None:
+    assert await soon(client.enqueue_many([])) == []
+    assert (await daemon.peer()).nothing()
 
 
 async def test_merged_calls_respect_the_frame_limits() -> None:
@@ -302,37 +292,33 @@ async def test_the_window_is_kept_and_goes_on() -> None:
         assert len({receipt.id for receipt in receipts}) == 12
 
 
-async def test_the_floor_is_the_lowest_unanswered() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        frames = []
-        for i in range(3):
-            client.enqueue_nowait("t", b"%d" % i)
-            frames.append(await peer.next(T.ENQUEUE))
-        assert [frame[2] for frame in frames] == [frames[0][1]] * 3
-        peer.store(frames[1])
-        peer.store(frames[0])
-        ping = asyncio.ensure_future(client.ping())
-        peer.ok(await peer.next(T.PING))
-        await soon(ping)
-        client.enqueue_nowait("t", b"3")
-        last = await peer.next(T.ENQUEUE)
-        assert last[2] == frames[2][1]
-        peer.store(frames[2])
-        peer.store(last)
+async def test_the_floor_is_the_lowest_unanswered(client: Client, peer: Peer) -> None:
+    frames = []
+    for i in range(3):
+        client.enqueue_nowait("t", b"%d" % i)
+        frames.append(await peer.next(T.ENQUEUE))
+    assert [frame[2] for frame in frames] == [frames[0][1]] * 3
+    peer.store(frames[1])
+    peer.store(frames[0])
+    ping = asyncio.ensure_future(client.ping())
+    peer.ok(await peer.next(T.PING))
+    await soon(ping)
+    client.enqueue_nowait("t", b"3")
+    last = await peer.next(T.ENQUEUE)
+    assert last[2] == frames[2][1]
+    peer.store(frames[2])
+    peer.store(last)
 
 
-async def test_sending_stops_and_resumes_with_a_slow_peer() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        peer.stop_reading()
-        futures = [client.enqueue_nowait("t", b"x" * 400_000) for _ in range(60)]
-        await turns(20)
-        peer.read_again()
-        while not all(future.done() for future in futures):
-            await stored(peer)
-            await turns()
-        assert len({(await future).id for future in futures}) == 60
+async def test_sending_stops_and_resumes_with_a_slow_peer(client: Client, peer: Peer) -> None:
+    peer.stop_reading()
+    futures = [client.enqueue_nowait("t", b"x" * 400_000) for _ in range(60)]
+    await turns(20)
+    peer.read_again()
+    while not all(future.done() for future in futures):
+        await stored(peer)
+        await turns()
+    assert len({(await future).id for future in futures}) == 60
 
 
 @pytest.mark.parametrize(("name", "limit"), [("TASKS", 100), ("BYTES", 100_000)])
@@ -355,9 +341,7 @@ async def test_enqueue_nowait_over_the_queue_limit_is_overloaded(
         await soon(future)
 
 
-async def test_an_awaited_enqueue_waits_for_room(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_awaited_enqueue_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tickwheel.client.producer.QUEUE_TASKS_MAX", 10)
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
@@ -374,26 +358,26 @@ async def test_an_awaited_enqueue_waits_for_room(
 # --- resend ----------------------------------------------------------------------------------
 
 
-async def test_unanswered_frames_go_out_again_unchanged_and_in_order() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        futures, frames = [], []
-        for i in range(4):
-            futures.append(client.enqueue_nowait("t", b"%d" % i))
-            frames.append(await peer.next(T.ENQUEUE))
-        peer.store(frames[1])
-        await soon(futures[1])
-        peer.close()
-        peer = await daemon.peer()
-        futures.append(client.enqueue_nowait("t", b"new"))
-        again = [await peer.next(T.ENQUEUE) for _ in range(4)]
-        assert [frame[1] for frame in again[:3]] == [frames[i][1] for i in (0, 2, 3)]
-        assert [bodies(frame) for frame in again] == [[b"0"], [b"2"], [b"3"], [b"new"]]
-        assert again[3][1] > frames[3][1]
-        assert {frame[2] for frame in again} == {frames[0][1]}
-        for frame in again:
-            peer.store(frame)
-        await soon(asyncio.gather(*futures))
+async def test_unanswered_frames_go_out_again_unchanged_and_in_order(
+    daemon: FakeDaemon, client: Client, peer: Peer
+) -> None:
+    futures, frames = [], []
+    for i in range(4):
+        futures.append(client.enqueue_nowait("t", b"%d" % i))
+        frames.append(await peer.next(T.ENQUEUE))
+    peer.store(frames[1])
+    await soon(futures[1])
+    peer.close()
+    peer = await daemon.peer()
+    futures.append(client.enqueue_nowait("t", b"new"))
+    again = [await peer.next(T.ENQUEUE) for _ in range(4)]
+    assert [frame[1] for frame in again[:3]] == [frames[i][1] for i in (0, 2, 3)]
+    assert [bodies(frame) for frame in again] == [[b"0"], [b"2"], [b"3"], [b"new"]]
+    assert again[3][1] > frames[3][1]
+    assert {frame[2] for frame in again} == {frames[0][1]}
+    for frame in again:
+        peer.store(frame)
+    await soon(asyncio.gather(*futures))
 
 
 async def test_a_resend_does_not_disturb_the_window() -> None:
@@ -416,35 +400,33 @@ async def test_a_resend_does_not_disturb_the_window() -> None:
 # --- errors ----------------------------------------------------------------------------------
 
 
-async def test_an_invalid_task_in_a_shared_frame_fails_alone() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        futures = [client.enqueue_nowait("t", b"%d" % i) for i in range(10)]
+async def test_an_invalid_task_in_a_shared_frame_fails_alone(client: Client, peer: Peer) -> None:
+    futures = [client.enqueue_nowait("t", b"%d" % i) for i in range(10)]
 
-        async def judge() -> None:
-            while not all(future.done() for future in futures):
-                frame = await peer.next(T.ENQUEUE)
-                if b"7" in bodies(frame):
-                    peer.error(frame, "bad_request", "tasks[n] is wrong")
-                else:
-                    peer.store(frame)
-                await turns()
+    async def judge() -> None:
+        while not all(future.done() for future in futures):
+            frame = await peer.next(T.ENQUEUE)
+            if b"7" in bodies(frame):
+                peer.error(frame, "bad_request", "tasks[n] is wrong")
+            else:
+                peer.store(frame)
+            await turns()
 
-        await soon(judge())
-        with pytest.raises(errors.BadRequest, match="is wrong"):
-            await futures.pop(7)
-        assert len({receipt.id for receipt in await asyncio.gather(*futures)}) == 9
+    await soon(judge())
+    with pytest.raises(errors.BadRequest, match="is wrong"):
+        await futures.pop(7)
+    assert len({receipt.id for receipt in await asyncio.gather(*futures)}) == 9
 
 
-async def test_enqueue_many_with_an_invalid_task_fails_as_a_whole() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        call = asyncio.ensure_future(client.enqueue_many([Task("t", b"a"), Task("t", b"b")]))
-        peer.error(await peer.next(T.ENQUEUE), "bad_request", "tasks[1] is wrong")
-        with pytest.raises(errors.BadRequest):
-            await soon(call)
-        await turns()
-        assert peer.nothing()
+async def test_enqueue_many_with_an_invalid_task_fails_as_a_whole(
+    client: Client, peer: Peer
+) -> None:
+    call = asyncio.ensure_future(client.enqueue_many([Task("t", b"a"), Task("t", b"b")]))
+    peer.error(await peer.next(T.ENQUEUE), "bad_request", "tasks[1] is wrong")
+    with pytest.raises(errors.BadRequest):
+        await soon(call)
+    await turns()
+    assert peer.nothing()
 
 
 @pytest.mark.parametrize("retries", [0, 2])
@@ -486,25 +468,23 @@ async def test_a_retryable_refusal_is_retried_then_raised(code: str) -> None:
         assert peer.nothing()
 
 
-async def test_an_enqueue_refused_once_is_retried() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        future = client.enqueue_nowait("t", b"x")
-        peer.error(await peer.next(T.ENQUEUE), "overloaded")
-        await stored(peer)
-        assert (await soon(future)).due_ms == NOW_MS
+async def test_an_enqueue_refused_once_is_retried(client: Client, peer: Peer) -> None:
+    future = client.enqueue_nowait("t", b"x")
+    peer.error(await peer.next(T.ENQUEUE), "overloaded")
+    await stored(peer)
+    assert (await soon(future)).due_ms == NOW_MS
 
 
-async def test_outcome_unknown_is_retried_with_the_same_request_number() -> None:
+async def test_outcome_unknown_is_retried_with_the_same_request_number(
+    client: Client, peer: Peer
+) -> None:
     """The daemon kept it or not; only the same number can find out."""
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        future = client.enqueue_nowait("t", b"x")
-        first = await peer.next(T.ENQUEUE)
-        peer.error(first, "outcome_unknown")
-        again = await stored(peer)
-        assert again[1] == first[1]
-        await soon(future)
+    future = client.enqueue_nowait("t", b"x")
+    first = await peer.next(T.ENQUEUE)
+    peer.error(first, "outcome_unknown")
+    again = await stored(peer)
+    assert again[1] == first[1]
+    await soon(future)
 
 
 async def test_a_missing_answer_is_an_unknown_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -589,18 +569,18 @@ async def test_failed_futures_that_nobody_looks_at_are_only_logged(
 # --- cancelled callers -----------------------------------------------------------------------
 
 
-async def test_an_enqueue_cancelled_before_sending_stores_nothing() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        gone = asyncio.ensure_future(client.enqueue("t", b"gone"))
-        await asyncio.sleep(0)
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
-        await turns()
-        future = client.enqueue_nowait("t", b"here")
-        sent = [bodies(frame) for frame in await frames_of(peer)]
-        await soon(future)
-        assert sent in ([[b"here"]], [[b"gone"], [b"here"]])
+async def test_an_enqueue_cancelled_before_sending_stores_nothing(
+    client: Client, peer: Peer
+) -> None:
+    gone = asyncio.ensure_future(client.enqueue("t", b"gone"))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    await turns()
+    future = client.enqueue_nowait("t", b"here")
+    sent = [bodies(frame) for frame in await frames_of(peer)]
+    await soon(future)
+    assert sent in ([[b"here"]], [[b"gone"], [b"here"]])
 
 
 async def test_a_cancelled_enqueue_frees_its_place_in_the_window() -> None:

@@ -157,9 +157,7 @@ async def test_a_standby_that_becomes_active_is_found_soon() -> None:
         await client.close()
 
 
-async def test_active_timeout_outlasts_connect_timeout(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_active_timeout_outlasts_connect_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease that is about to end, a Redis that loads: somebody is there and will lead."""
     slowly(monkeypatch)
     defaults = inspect.signature(Client).parameters
@@ -450,9 +448,7 @@ async def mute(count: int) -> AsyncIterator[list[FakeDaemon]]:
         yield results
 
 
-async def test_silent_addresses_do_not_delay_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_silent_addresses_do_not_delay_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ATTEMPT_S_MAX", 600.0)
     monkeypatch.setattr(module, "APART_S", 0.01)
     async with (

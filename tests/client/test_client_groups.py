@@ -9,17 +9,11 @@ from typing import Any
 
 import pytest
 
-from support.fake_daemon import NOW_MS, FakeDaemon
+from support.fake_daemon import NOW_MS, FakeDaemon, Peer
 from support.waiting import soon
 from tickwheel import Client, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.shapes import reader_of
-
-SETTINGS: dict[str, Any] = {
-    "topic": "t", "group": "g", "paused": False, "rate": 5.0, "burst": 10,
-    "retry": {"kind": "fixed", "delay_ms": 5, "retries": 1, "jitter": 0.0},
-}  # fmt: skip
-
 
 LINES: dict[str, Any] = {
     "order_retry": 0.05, "order_attempts": 3, "order_failure": "hold", "fair_by": "tenant",
@@ -40,14 +34,12 @@ async def asked(
         return frame[2:], await soon(asking)
 
 
-async def test_a_deletion_whose_answer_is_lost_is_not_repeated() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        asking = asyncio.ensure_future(client.delete_group("t", "g"))
-        await peer.next(T.GROUP_DELETE)
-        peer.close()
-        with pytest.raises(errors.ConnectionLost):
-            await soon(asking)
+async def test_a_deletion_whose_answer_is_lost_is_not_repeated(client: Client, peer: Peer) -> None:
+    asking = asyncio.ensure_future(client.delete_group("t", "g"))
+    await peer.next(T.GROUP_DELETE)
+    peer.close()
+    with pytest.raises(errors.ConnectionLost):
+        await soon(asking)
 
 
 @pytest.mark.parametrize(
@@ -71,15 +63,13 @@ async def test_a_deletion_whose_answer_is_lost_is_not_repeated() -> None:
     ],
 )
 async def test_invalid_group_options_are_named_and_not_sent(
-    call: Any, words: tuple[str, ...]
+    call: Any, words: tuple[str, ...], client: Client, peer: Peer
 ) -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        with pytest.raises(errors.BadRequest) as raised:
-            await soon(call(client))
-        for word in words:
-            assert word in raised.value.message
-        assert peer.nothing()
+    with pytest.raises(errors.BadRequest) as raised:
+        await soon(call(client))
+    for word in words:
+        assert word in raised.value.message
+    assert peer.nothing()
 
 
 async def test_an_answer_of_the_wrong_shape_is_a_protocol_error() -> None:
@@ -94,38 +84,34 @@ async def test_an_answer_of_the_wrong_shape_is_a_protocol_error() -> None:
 
 
 @pytest.mark.parametrize("broadcast", [False, True])
-async def test_a_consumer_names_the_filter(broadcast: bool) -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        wanted = {"tags": "eu", "where": "n > 1"}
-        pulling = asyncio.ensure_future(client.pull("t", group="g", **wanted))
-        frame = await peer.next(T.PULL)
-        assert frame[-1] == wanted | {"tell": True}
-        peer.ok(frame, (1, NOW_MS, ()))
-        assert await soon(pulling) == []
-        subscription = client.subscribe("t", broadcast=broadcast, **wanted)
-        starting = asyncio.ensure_future(subscription.start())
-        frame = await peer.next(T.SUBSCRIBE)
-        assert frame[-1] == wanted | ({"broadcast": True} if broadcast else {})
-        peer.ok(frame, {"lease_ms": 30_000})
-        await soon(starting)
+async def test_a_consumer_names_the_filter(broadcast: bool, client: Client, peer: Peer) -> None:
+    wanted = {"tags": "eu", "where": "n > 1"}
+    pulling = asyncio.ensure_future(client.pull("t", group="g", **wanted))
+    frame = await peer.next(T.PULL)
+    assert frame[-1] == wanted | {"tell": True}
+    peer.ok(frame, (1, NOW_MS, ()))
+    assert await soon(pulling) == []
+    subscription = client.subscribe("t", broadcast=broadcast, **wanted)
+    starting = asyncio.ensure_future(subscription.start())
+    frame = await peer.next(T.SUBSCRIBE)
+    assert frame[-1] == wanted | ({"broadcast": True} if broadcast else {})
+    peer.ok(frame, {"lease_ms": 30_000})
+    await soon(starting)
 
 
-async def test_consumers_send_ordering_and_fairness_options() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        pulling = asyncio.ensure_future(client.pull("t", group="g", **LINES))
-        frame = await peer.next(T.PULL)
-        assert frame[-1] == LINES_WIRE | {"tell": True}
-        peer.ok(frame, (1, NOW_MS, ()))
-        assert await soon(pulling) == []
-        starting = asyncio.ensure_future(client.subscribe("t", **LINES).start())
-        frame = await peer.next(T.SUBSCRIBE)
-        assert frame[-1] == LINES_WIRE
-        peer.ok(frame, {"lease_ms": 30_000})
-        await soon(starting)
-        with pytest.raises(errors.BadRequest, match="fair_by has no effect with broadcast"):
-            client.subscribe("t", broadcast=True, fair_by="key")
+async def test_consumers_send_ordering_and_fairness_options(client: Client, peer: Peer) -> None:
+    pulling = asyncio.ensure_future(client.pull("t", group="g", **LINES))
+    frame = await peer.next(T.PULL)
+    assert frame[-1] == LINES_WIRE | {"tell": True}
+    peer.ok(frame, (1, NOW_MS, ()))
+    assert await soon(pulling) == []
+    starting = asyncio.ensure_future(client.subscribe("t", **LINES).start())
+    frame = await peer.next(T.SUBSCRIBE)
+    assert frame[-1] == LINES_WIRE
+    peer.ok(frame, {"lease_ms": 30_000})
+    await soon(starting)
+    with pytest.raises(errors.BadRequest, match="fair_by has no effect with broadcast"):
+        client.subscribe("t", broadcast=True, fair_by="key")
 
 
 async def test_ordering_and_fairness_options_are_type_checked() -> None:
@@ -144,11 +130,10 @@ async def test_ordering_and_fairness_options_are_type_checked() -> None:
                     await call("t", "g", **{name: wrong})
 
 
-async def test_a_held_key_is_named_by_task_or_key() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        for task_id, key in ((None, None), (5, "a")):
-            with pytest.raises(errors.BadRequest, match="exactly one of ids and key must be given"):
-                await client.release_key("t", "g", task_id, key=key)
+async def test_a_held_key_is_named_by_task_or_key(client: Client) -> None:
+    for task_id, key in ((None, None), (5, "a")):
+        with pytest.raises(errors.BadRequest, match="exactly one of ids and key must be given"):
+            await client.release_key("t", "g", task_id, key=key)
 
 
 async def test_a_filter_must_be_text() -> None:

@@ -150,9 +150,7 @@ async def test_oneway_without_a_connection_raises() -> None:
 # --- time over -------------------------------------------------------------------------------
 
 
-async def test_an_unanswered_call_says_whether_it_was_sent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_unanswered_call_says_whether_it_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     slowly(monkeypatch)
     async with FakeDaemon() as daemon, daemon.client(send_timeout=0.3, retries=0) as client:
         peer = await daemon.peer()
@@ -169,15 +167,15 @@ async def test_an_unanswered_call_says_whether_it_was_sent(
             await soon(client.stats())
 
 
-async def test_a_call_to_a_draining_daemon_moves_to_the_next() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        call = asyncio.ensure_future(client.pull("t"))
-        peer.error(await peer.next(T.PULL), "draining")
-        await peer.gone()
-        peer = await daemon.peer()
-        peer.ok(await peer.next(T.PULL), (1, 0, ()))
-        assert await soon(call) == []
+async def test_a_call_to_a_draining_daemon_moves_to_the_next(
+    daemon: FakeDaemon, client: Client, peer: Peer
+) -> None:
+    call = asyncio.ensure_future(client.pull("t"))
+    peer.error(await peer.next(T.PULL), "draining")
+    await peer.gone()
+    peer = await daemon.peer()
+    peer.ok(await peer.next(T.PULL), (1, 0, ()))
+    assert await soon(call) == []
 
 
 async def test_a_retryable_error_of_a_call_is_retried_then_raised() -> None:
@@ -190,18 +188,18 @@ async def test_a_retryable_error_of_a_call_is_retried_then_raised() -> None:
             await soon(call)
 
 
-async def test_acks_over_a_drain_are_answered_by_the_next_start() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        pulling = asyncio.ensure_future(client.pull("t"))
-        peer.ok(await peer.next(T.PULL), (1, 0, ((5, 1, 0, b"x"),)))
-        [delivery] = await soon(pulling)
-        peer.goodbye()
-        ack = delivery.ack_nowait()
-        await peer.gone()
-        peer = await daemon.peer()
-        peer.ok(await peer.next(T.ACK), ("done",))
-        assert await soon(ack) == "done"
+async def test_acks_over_a_drain_are_answered_by_the_next_start(
+    daemon: FakeDaemon, client: Client, peer: Peer
+) -> None:
+    pulling = asyncio.ensure_future(client.pull("t"))
+    peer.ok(await peer.next(T.PULL), (1, 0, ((5, 1, 0, b"x"),)))
+    [delivery] = await soon(pulling)
+    peer.goodbye()
+    ack = delivery.ack_nowait()
+    await peer.gone()
+    peer = await daemon.peer()
+    peer.ok(await peer.next(T.ACK), ("done",))
+    assert await soon(ack) == "done"
 
 
 # --- addresses -------------------------------------------------------------------------------
@@ -247,9 +245,7 @@ async def test_more_calls_than_the_client_keeps_are_overloaded(
         await soon(asked)
 
 
-async def test_an_oversized_answer_ends_the_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_oversized_answer_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = 4_096
     monkeypatch.setattr("tickwheel.client.connection.FRAME_BYTES_MAX", limit)
     async with FakeDaemon() as daemon, daemon.client() as client:

@@ -9,26 +9,23 @@ import pytest
 
 from support.fake_daemon import NOW_MS, FakeDaemon, Peer
 from support.waiting import soon
-from tickwheel import errors
+from tickwheel import Client, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.client import Active, Status, status_at, statuses
 from tickwheel.protocol import Frame
 
 
-async def test_status_of_the_active_daemon() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        raw = daemon.set_status(
-            state="loading", detail="half way", loaded=5, to_load=9, newer="field"
-        )
-        status = await soon(client.status())
-        assert (status.role, status.state, status.detail) == ("active", "loading", "half way")
-        assert (status.epoch, status.loaded, status.to_load) == (1, 5, 9)
-        assert (NOW_MS - status.since_ms) == 3_723_000
-        assert status.since.tzinfo is not None
-        assert (status.store, status.store_ok, status.active) == ("redis://r:6379/0", True, None)
-        assert status.serves
-        assert dict(status.raw) == raw
-        assert status.raw["newer"] == "field"
+async def test_status_of_the_active_daemon(daemon: FakeDaemon, client: Client) -> None:
+    raw = daemon.set_status(state="loading", detail="half way", loaded=5, to_load=9, newer="field")
+    status = await soon(client.status())
+    assert (status.role, status.state, status.detail) == ("active", "loading", "half way")
+    assert (status.epoch, status.loaded, status.to_load) == (1, 5, 9)
+    assert (NOW_MS - status.since_ms) == 3_723_000
+    assert status.since.tzinfo is not None
+    assert (status.store, status.store_ok, status.active) == ("redis://r:6379/0", True, None)
+    assert status.serves
+    assert dict(status.raw) == raw
+    assert status.raw["newer"] == "field"
 
 
 @pytest.mark.parametrize(
@@ -48,13 +45,13 @@ def test_status_serves_by_role_and_state(role: str, state: str, serves: bool) ->
 
 
 @pytest.mark.parametrize("answer", [None, 5, [], {}, {"node": "x"}])
-async def test_an_answer_of_another_shape_is_a_protocol_error(answer: Any) -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        call = asyncio.ensure_future(client.status())
-        peer.ok(await peer.next(T.STATUS), answer)
-        with pytest.raises(errors.ProtocolError):
-            await soon(call)
+async def test_an_answer_of_another_shape_is_a_protocol_error(
+    answer: Any, client: Client, peer: Peer
+) -> None:
+    call = asyncio.ensure_future(client.status())
+    peer.ok(await peer.next(T.STATUS), answer)
+    with pytest.raises(errors.ProtocolError):
+        await soon(call)
 
 
 async def test_a_standby_is_asked_without_following_it() -> None:

@@ -75,7 +75,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 )
 def test_unpacking_returns_the_packed_body(
     body: bytes, topic: str, encoding: str | None, compress: Any, over: int | None,
-    keys: Any, repeatable: bool,
+    keys: Any, repeatable: bool
 ) -> None:  # fmt: skip
     codec = Codec(compress=compress, compress_over=over, keys=keys)
     packed, how = codec.pack(topic, body, encoding, repeatable=repeatable)
@@ -361,9 +361,7 @@ async def test_every_way_out_packs_and_every_way_in_unpacks(wheel: TestWheel, wa
     assert len(pulled) == len(pushed) == 10
 
 
-async def test_only_bodies_that_shrink_are_compressed(
-    wheel: TestWheel,
-) -> None:
+async def test_only_bodies_that_shrink_are_compressed(wheel: TestWheel) -> None:
     client = wheel.new_client(compress_over=100)
     noise = os.urandom(500)
     bodies = [b"x" * 100, b"x" * 101, noise]
@@ -387,9 +385,7 @@ async def test_the_body_limit_applies_to_the_packed_body(wheel: TestWheel) -> No
         await wheel.new_client(keys=KEYS).enqueue("t", bytes(limit - 27))
 
 
-async def test_an_invalid_encoding_is_refused_before_packing(
-    wheel: TestWheel,
-) -> None:
+async def test_an_invalid_encoding_is_refused_before_packing(wheel: TestWheel) -> None:
     client = wheel.new_client(keys=KEYS)
     wrong: Any
     for wrong in ("JSON", 7, "json,"):

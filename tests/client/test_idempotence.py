@@ -102,9 +102,7 @@ async def test_a_timeout_in_the_body_is_raised_unchanged() -> None:
             raise TimeoutError("mine")
 
 
-async def test_done_claims_expire_by_number_and_age(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_done_claims_expire_by_number_and_age(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(idempotence, "time", clock)
     once = Once(size=2, ttl=10)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -29,6 +30,17 @@ AT_ONCE_S = 3.0
 """Less than a client with its defaults waits for a daemon that is away."""
 HOUR = timedelta(hours=1)
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+
+@pytest.fixture
+async def shards() -> AsyncIterator[Shards]:
+    async with Shards(COUNT) as made:
+        yield made
+
+
+@pytest.fixture
+async def client(shards: Shards) -> Client:
+    return await shards.client().connect()
 
 
 def shards_of(receipts: Any) -> list[int]:
@@ -104,52 +116,48 @@ async def test_creating_a_group_logs_its_backlog_once(
 
 
 @pytest.mark.parametrize("connects", [True, False])
-async def test_tasks_go_to_the_shard_of_their_key(*, connects: bool) -> None:
-    async with Shards(COUNT) as shards:
-        client = shards.client(1)
-        if connects:
-            await client.connect()
-        keys = [f"k{n}" for n in range(12)]
-        single = [client.enqueue_nowait("t", b"", key=key, delay=HOUR) for key in keys]
-        ordered = [client.enqueue("t", b"", key="x", order_key=key, delay=HOUR) for key in keys]
-        many = client.enqueue_many([Task("t", b"", key=key, delay=HOUR) for key in keys])
-        ruled = client.enqueue_many(
-            [Task("u", b"", key=key, delay=HOUR, if_pending="keep") for key in keys]
-        )
-        timed = client.enqueue("t", b"", key=keys[0], delay=HOUR, timeout=9)
-        columns = client.enqueue_columns("t", [b"a", b"b"], delay=HOUR)
-        ends = await soon(asyncio.gather(*single, *ordered, many, ruled, timed, columns))
-        wanted = [shard_of(key, COUNT) for key in keys]
-        assert set(wanted) == set(range(COUNT))
-        assert shards_of(ends[:12]) == shards_of(ends[12:24]) == wanted
-        assert shards_of(ends[24]) == shards_of(ends[25]) == wanted
-        assert shards_of([ends[26]]) == wanted[:1]
-        assert len(set(shards_of(ends[27]))) == 1
-        stored = [task.key async for task in client.list_tasks(topic="t")]
-        assert len(stored) == 12 * 3 + 1 + 2
+async def test_tasks_go_to_the_shard_of_their_key(shards: Shards, *, connects: bool) -> None:
+    client = shards.client(1)
+    if connects:
+        await client.connect()
+    keys = [f"k{n}" for n in range(12)]
+    single = [client.enqueue_nowait("t", b"", key=key, delay=HOUR) for key in keys]
+    ordered = [client.enqueue("t", b"", key="x", order_key=key, delay=HOUR) for key in keys]
+    many = client.enqueue_many([Task("t", b"", key=key, delay=HOUR) for key in keys])
+    ruled = client.enqueue_many(
+        [Task("u", b"", key=key, delay=HOUR, if_pending="keep") for key in keys]
+    )
+    timed = client.enqueue("t", b"", key=keys[0], delay=HOUR, timeout=9)
+    columns = client.enqueue_columns("t", [b"a", b"b"], delay=HOUR)
+    ends = await soon(asyncio.gather(*single, *ordered, many, ruled, timed, columns))
+    wanted = [shard_of(key, COUNT) for key in keys]
+    assert set(wanted) == set(range(COUNT))
+    assert shards_of(ends[:12]) == shards_of(ends[12:24]) == wanted
+    assert shards_of(ends[24]) == shards_of(ends[25]) == wanted
+    assert shards_of([ends[26]]) == wanted[:1]
+    assert len(set(shards_of(ends[27]))) == 1
+    stored = [task.key async for task in client.list_tasks(topic="t")]
+    assert len(stored) == 12 * 3 + 1 + 2
 
 
-async def test_tasks_without_a_key_rotate_over_shards_by_frame() -> None:
-    async with Shards(COUNT) as shards:
-        client = await shards.client().connect()
-        await client.stats()  # all are connected
-        results = []
-        for _ in range(2 * COUNT):
-            frame = [client.enqueue_nowait("t", b"") for _ in range(5)]
-            results.append(set(shards_of(await soon(asyncio.gather(*frame)))))
-        assert all(len(frame) == 1 for frame in results)
-        assert [sorted(frame) for frame in results[:COUNT]] == [[1], [2], [0]]
-        assert results[:COUNT] == results[COUNT:]
+async def test_tasks_without_a_key_rotate_over_shards_by_frame(client: Client) -> None:
+    await client.stats()  # all are connected
+    results = []
+    for _ in range(2 * COUNT):
+        frame = [client.enqueue_nowait("t", b"") for _ in range(5)]
+        results.append(set(shards_of(await soon(asyncio.gather(*frame)))))
+    assert all(len(frame) == 1 for frame in results)
+    assert [sorted(frame) for frame in results[:COUNT]] == [[1], [2], [0]]
+    assert results[:COUNT] == results[COUNT:]
 
 
-async def test_oneway_goes_to_the_shard_of_its_key() -> None:
-    async with Shards(COUNT) as shards:
-        client = shards.client()
-        keys = [key_in(shard, COUNT) for shard in range(COUNT)]
-        for key in keys:
-            await soon(client.oneway("t", b"", key=key, delay=HOUR))
-        await comes(lambda: _has(client, COUNT))
-        assert shards_of([task async for task in client.list_tasks()]) == [0, 1, 2]
+async def test_oneway_goes_to_the_shard_of_its_key(shards: Shards) -> None:
+    client = shards.client()
+    keys = [key_in(shard, COUNT) for shard in range(COUNT)]
+    for key in keys:
+        await soon(client.oneway("t", b"", key=key, delay=HOUR))
+    await comes(lambda: _has(client, COUNT))
+    assert shards_of([task async for task in client.list_tasks()]) == [0, 1, 2]
 
 
 async def _has(client: Client, count: int) -> bool:
@@ -159,49 +167,43 @@ async def _has(client: Client, count: int) -> bool:
         return False
 
 
-async def test_shard_by_overrides_the_shard_of_the_keys() -> None:
-    async with Shards(COUNT) as shards:
-        client = await shards.client().connect()
-        names, keys = ([key_in(n, COUNT, name) for n in range(COUNT)] for name in "bk")
-        tasks = [
-            Task("t", b"", key=key, shard_by=name, delay=HOUR)
-            for name in names
-            for key in keys
-        ]  # fmt: skip
-        receipts = await client.enqueue_many(tasks)
-        assert shards_of(receipts) == [shard for shard in range(COUNT) for _ in keys]
-        for key in keys:
-            result = await client.lookup(topic="t", key=key)
-            assert sorted(shards_of(result)) == list(range(COUNT))
-            assert {task.shard_by for task in result} == set(names)
-        with pytest.raises(errors.BadRequest, match="different values for shard_by and order_key"):
-            await client.enqueue("t", b"", order_key="a", shard_by="b")
-        same = await client.enqueue("t", b"", order_key=names[1], shard_by=names[1], delay=HOUR)
-        assert shards_of([same]) == [1]
+async def test_shard_by_overrides_the_shard_of_the_keys(client: Client) -> None:
+    names, keys = ([key_in(n, COUNT, name) for n in range(COUNT)] for name in "bk")
+    tasks = [
+        Task("t", b"", key=key, shard_by=name, delay=HOUR)
+        for name in names
+        for key in keys
+    ]  # fmt: skip
+    receipts = await client.enqueue_many(tasks)
+    assert shards_of(receipts) == [shard for shard in range(COUNT) for _ in keys]
+    for key in keys:
+        result = await client.lookup(topic="t", key=key)
+        assert sorted(shards_of(result)) == list(range(COUNT))
+        assert {task.shard_by for task in result} == set(names)
+    with pytest.raises(errors.BadRequest, match="different values for shard_by and order_key"):
+        await client.enqueue("t", b"", order_key="a", shard_by="b")
+    same = await client.enqueue("t", b"", order_key=names[1], shard_by=names[1], delay=HOUR)
+    assert shards_of([same]) == [1]
 
 
-async def test_several_keys_of_a_task_must_share_a_shard() -> None:
-    async with Shards(COUNT) as shards:
-        client = await shards.client().connect()
-        name, keys = key_in(2, COUNT, "b"), [key_in(n, COUNT) for n in range(COUNT)]
-        transaction = client.transaction("p")
-        for key in keys:
-            await transaction.enqueue("t", b"", key=key, shard_by=name, delay=HOUR)
-        assert shards_of(await transaction.commit()) == [2] * COUNT
-        await client.put_schedule("s", topic="t", body=b"", every=HOUR, key=keys[0], shard_by=name)
-        assert await client.run_schedule("s") % (1 << SHARD_BITS) == 2
+async def test_several_keys_of_a_task_must_share_a_shard(client: Client) -> None:
+    name, keys = key_in(2, COUNT, "b"), [key_in(n, COUNT) for n in range(COUNT)]
+    transaction = client.transaction("p")
+    for key in keys:
+        await transaction.enqueue("t", b"", key=key, shard_by=name, delay=HOUR)
+    assert shards_of(await transaction.commit()) == [2] * COUNT
+    await client.put_schedule("s", topic="t", body=b"", every=HOUR, key=keys[0], shard_by=name)
+    assert await client.run_schedule("s") % (1 << SHARD_BITS) == 2
 
 
-async def test_a_coalescing_rule_needs_the_shard_of_its_key() -> None:
-    async with Shards(COUNT) as shards:
-        client = await shards.client().connect()
-        with pytest.raises(errors.BadRequest, match="if_pending"):
-            await client.enqueue("t", b"", key="a", order_key="b", if_pending="keep")
-        with pytest.raises(errors.BadRequest, match="shard_by decides"):
-            await client.enqueue("t", b"", key="a", shard_by="b", if_pending="keep")
-        first = await client.enqueue("t", b"", key="a", if_pending="keep", delay=HOUR)
-        again = await client.enqueue("t", b"", key="a", if_pending="keep", delay=HOUR)
-        assert (again.id, again.outcome) == (first.id, "kept")
+async def test_a_coalescing_rule_needs_the_shard_of_its_key(client: Client) -> None:
+    with pytest.raises(errors.BadRequest, match="if_pending"):
+        await client.enqueue("t", b"", key="a", order_key="b", if_pending="keep")
+    with pytest.raises(errors.BadRequest, match="shard_by decides"):
+        await client.enqueue("t", b"", key="a", shard_by="b", if_pending="keep")
+    first = await client.enqueue("t", b"", key="a", if_pending="keep", delay=HOUR)
+    again = await client.enqueue("t", b"", key="a", if_pending="keep", delay=HOUR)
+    assert (again.id, again.outcome) == (first.id, "kept")
 
 
 async def test_ids_made_before_resharding_are_asked_of_all_shards() -> None:
@@ -225,42 +227,40 @@ async def test_ids_made_before_resharding_are_asked_of_all_shards() -> None:
             await soon(client.lookup(old[2]))
 
 
-async def test_an_unavailable_shard_does_not_stop_the_others() -> None:
-    async with Shards(COUNT) as shards:
-        client = impatient(shards)
+async def test_an_unavailable_shard_does_not_stop_the_others(shards: Shards) -> None:
+    client = impatient(shards)
+    await client.stats()
+    shards.lose(1)
+    tasks = [Task("t", b"", key=key_in(shard, COUNT), delay=HOUR) for shard in (0, 1, 2, 1)]
+    with pytest.raises(Partly) as partly:
+        await soon(client.enqueue_many(tasks))
+    ends = partly.value.receipts
+    assert [isinstance(end, errors.Unreachable) for end in ends] == [False, True, False, True]
+    with pytest.raises(errors.Unreachable):
+        await soon(client.enqueue("t", b"", key=key_in(1, COUNT)))
+    for _ in range(COUNT):  # a task without a key is not held up
+        [shard] = shards_of([await soon(client.enqueue("t", b"", delay=HOUR))])
+        assert shard != 1
+    with pytest.raises((errors.Unreachable, errors.ConnectionLost)):
+        await soon(client.stats())
+    shards.away.clear()
+    await comes(lambda: _has(client, 2 + COUNT))
+
+
+async def test_the_clients_own_shard_reconnects_at_its_address(shards: Shards) -> None:
+    client = Client(",".join(shards.urls), send_timeout=1.0, retries=0)
+    client._options.open_to = shards._open_to
+    async with client:
         await client.stats()
-        shards.lose(1)
-        tasks = [Task("t", b"", key=key_in(shard, COUNT), delay=HOUR) for shard in (0, 1, 2, 1)]
-        with pytest.raises(Partly) as partly:
-            await soon(client.enqueue_many(tasks))
-        ends = partly.value.receipts
-        assert [isinstance(end, errors.Unreachable) for end in ends] == [False, True, False, True]
+        shards.lose(0)
         with pytest.raises(errors.Unreachable):
-            await soon(client.enqueue("t", b"", key=key_in(1, COUNT)))
-        for _ in range(COUNT):  # a task without a key is not held up
-            [shard] = shards_of([await soon(client.enqueue("t", b"", delay=HOUR))])
-            assert shard != 1
-        with pytest.raises((errors.Unreachable, errors.ConnectionLost)):
-            await soon(client.stats())
+            await soon(client.enqueue("t", b"", key=key_in(0, COUNT)))
+        there = await soon(client.enqueue("t", b"", key=key_in(2, COUNT), delay=HOUR))
+        assert shards_of([there]) == [2]
+        assert (await soon(client.lookup(there.id))).state == "scheduled"
         shards.away.clear()
-        await comes(lambda: _has(client, 2 + COUNT))
-
-
-async def test_the_clients_own_shard_reconnects_at_its_address() -> None:
-    async with Shards(COUNT) as shards:
-        client = Client(",".join(shards.urls), send_timeout=1.0, retries=0)
-        client._options.open_to = shards._open_to
-        async with client:
-            await client.stats()
-            shards.lose(0)
-            with pytest.raises(errors.Unreachable):
-                await soon(client.enqueue("t", b"", key=key_in(0, COUNT)))
-            there = await soon(client.enqueue("t", b"", key=key_in(2, COUNT), delay=HOUR))
-            assert shards_of([there]) == [2]
-            assert (await soon(client.lookup(there.id))).state == "scheduled"
-            shards.away.clear()
-            await comes(lambda: client.connected)
-            assert client.server_info["shard"] == 0
+        await comes(lambda: client.connected)
+        assert client.server_info["shard"] == 0
 
 
 async def test_a_different_shard_at_a_known_address_is_refused() -> None:
@@ -278,19 +278,17 @@ async def test_a_different_shard_at_a_known_address_is_refused() -> None:
 # --- what is made in one shard -------------------------------------------------------------------
 
 
-async def test_a_transaction_holds_tasks_of_one_shard() -> None:
-    async with Shards(COUNT) as shards:
-        client = await shards.client().connect()
-        keys = [key_in(shard, COUNT) for shard in range(COUNT)]
-        transaction = client.transaction("p")
-        await transaction.enqueue("t", b"", key=keys[1], delay=HOUR)
-        await transaction.enqueue("t", b"", delay=HOUR)
-        with pytest.raises(errors.BadRequest, match="are in several"):
-            await transaction.enqueue("t", b"", key=keys[2])
-        assert shards_of(await transaction.commit()) == [1, 1]
-        other = client.transaction("p")
-        with pytest.raises(errors.BadRequest, match="are in several"):
-            await other.enqueue_many([Task("t", b"", key=key) for key in keys])
+async def test_a_transaction_holds_tasks_of_one_shard(client: Client) -> None:
+    keys = [key_in(shard, COUNT) for shard in range(COUNT)]
+    transaction = client.transaction("p")
+    await transaction.enqueue("t", b"", key=keys[1], delay=HOUR)
+    await transaction.enqueue("t", b"", delay=HOUR)
+    with pytest.raises(errors.BadRequest, match="are in several"):
+        await transaction.enqueue("t", b"", key=keys[2])
+    assert shards_of(await transaction.commit()) == [1, 1]
+    other = client.transaction("p")
+    with pytest.raises(errors.BadRequest, match="are in several"):
+        await other.enqueue_many([Task("t", b"", key=key) for key in keys])
 
 
 async def test_a_checkback_subscriber_serves_all_shards() -> None:
@@ -315,102 +313,91 @@ async def test_a_checkback_subscriber_serves_all_shards() -> None:
         await comes(lambda: _has(client, COUNT))
 
 
-async def test_a_schedule_stays_in_one_shard() -> None:
-    async with Shards(COUNT) as shards:
-        client = await shards.client().connect()
-        await client.put_schedule("s", topic="t", every=HOUR, key=key_in(0, COUNT))
-        with pytest.raises(errors.Conflict, match="delete it first"):
-            await client.put_schedule("s", topic="t", every=HOUR, key=key_in(1, COUNT))
-        await client.delete_schedule("s")
-        made = await client.put_schedule("s", topic="t", every=HOUR, key=key_in(1, COUNT))
-        assert made.outcome == "created"
-        assert shards_of([await client.lookup(await client.run_schedule("s"))]) == [1]
+async def test_a_schedule_stays_in_one_shard(client: Client) -> None:
+    await client.put_schedule("s", topic="t", every=HOUR, key=key_in(0, COUNT))
+    with pytest.raises(errors.Conflict, match="delete it first"):
+        await client.put_schedule("s", topic="t", every=HOUR, key=key_in(1, COUNT))
+    await client.delete_schedule("s")
+    made = await client.put_schedule("s", topic="t", every=HOUR, key=key_in(1, COUNT))
+    assert made.outcome == "created"
+    assert shards_of([await client.lookup(await client.run_schedule("s"))]) == [1]
 
 
 # --- consuming -----------------------------------------------------------------------------------
 
 
-async def test_order_keys_stay_in_order() -> None:
-    async with Shards(COUNT) as shards:
-        client = await shards.client().connect()
-        await client.create_group("t", "g")
-        rounds, keys = 6, [f"o{n}" for n in range(7)]
-        for n in range(rounds):
-            await client.enqueue_many(
-                [Task("t", b"%d" % n, order_key=key, delay=1) for key in keys]
-            )
-        seen: dict[str, list[int]] = {key: [] for key in keys}
-        async with client.subscribe("t", group="g") as deliveries:
-            shards.pass_time(5_000)
-            for _ in range(rounds * len(keys)):
-                delivery = await soon(anext(deliveries))
-                seen[delivery.order_key or ""].append(int(delivery.body))
-                await delivery.ack()
-        assert all(numbers == list(range(rounds)) for numbers in seen.values())
+async def test_order_keys_stay_in_order(shards: Shards, client: Client) -> None:
+    await client.create_group("t", "g")
+    rounds, keys = 6, [f"o{n}" for n in range(7)]
+    for n in range(rounds):
+        await client.enqueue_many([Task("t", b"%d" % n, order_key=key, delay=1) for key in keys])
+    seen: dict[str, list[int]] = {key: [] for key in keys}
+    async with client.subscribe("t", group="g") as deliveries:
+        shards.pass_time(5_000)
+        for _ in range(rounds * len(keys)):
+            delivery = await soon(anext(deliveries))
+            seen[delivery.order_key or ""].append(int(delivery.body))
+            await delivery.ack()
+    assert all(numbers == list(range(rounds)) for numbers in seen.values())
 
 
-async def test_the_prefetch_is_divided_and_shards_take_turns() -> None:
-    async with Shards(COUNT) as shards:
-        client = await shards.client().connect()
+async def test_the_prefetch_is_divided_and_shards_take_turns(client: Client) -> None:
 
-        async def prefetches() -> list[int]:
-            return [consumer.prefetch async for consumer in client.list_consumers()]
+    async def prefetches() -> list[int]:
+        return [consumer.prefetch async for consumer in client.list_consumers()]
 
-        async with client.subscribe("t", prefetch=8) as deliveries:
-            assert sorted(await prefetches()) == [2, 3, 3]
-            await deliveries.set_prefetch(0)
-            assert await prefetches() == [0, 0, 0]
-            await deliveries.set_prefetch(1)
-            assert await prefetches() == [1, 1, 1]
-            keys = [key_in(shard, COUNT) for shard in range(COUNT)] * IN_A_ROW * 2
-            await deliveries.set_prefetch(len(keys))
-            await client.enqueue_many([Task("t", b"", key=key) for key in keys])
-            await comes(lambda: len(deliveries._buffer) == len(keys))
-            results = [await soon(anext(deliveries)) for _ in keys]
-            turns = [(shard, len(list(some))) for shard, some in groupby(shards_of(results))]
-            assert sorted(turns) == sorted([(shard, IN_A_ROW) for shard in range(COUNT)] * 2)
-        assert await prefetches() == []
-        async with client.subscribe("t"):
-            assert await prefetches() == [PREFETCH] * COUNT
+    async with client.subscribe("t", prefetch=8) as deliveries:
+        assert sorted(await prefetches()) == [2, 3, 3]
+        await deliveries.set_prefetch(0)
+        assert await prefetches() == [0, 0, 0]
+        await deliveries.set_prefetch(1)
+        assert await prefetches() == [1, 1, 1]
+        keys = [key_in(shard, COUNT) for shard in range(COUNT)] * IN_A_ROW * 2
+        await deliveries.set_prefetch(len(keys))
+        await client.enqueue_many([Task("t", b"", key=key) for key in keys])
+        await comes(lambda: len(deliveries._buffer) == len(keys))
+        results = [await soon(anext(deliveries)) for _ in keys]
+        turns = [(shard, len(list(some))) for shard, some in groupby(shards_of(results))]
+        assert sorted(turns) == sorted([(shard, IN_A_ROW) for shard in range(COUNT)] * 2)
+    assert await prefetches() == []
+    async with client.subscribe("t"):
+        assert await prefetches() == [PREFETCH] * COUNT
 
 
 async def _is_in_flight(client: Client, count: int) -> bool:
     return (await client.stats()).in_flight == count
 
 
-async def test_undelivered_tasks_are_released_to_their_shard() -> None:
-    async with Shards(COUNT) as shards:
-        client = await shards.client().connect()
-        async with client.subscribe("t") as deliveries:
-            await client.enqueue_many([Task("t", b"", key=f"k{n}") for n in range(9)])
-            await comes(lambda: _is_in_flight(client, 9))
-            await (await soon(anext(deliveries))).ack()
-        states = [task.groups["default"] async for task in client.list_tasks()]
-        assert [(state.state, len(state.failures)) for state in states] == [("ready", 0)] * 8
+async def test_undelivered_tasks_are_released_to_their_shard(client: Client) -> None:
+    async with client.subscribe("t") as deliveries:
+        await client.enqueue_many([Task("t", b"", key=f"k{n}") for n in range(9)])
+        await comes(lambda: _is_in_flight(client, 9))
+        await (await soon(anext(deliveries))).ack()
+    states = [task.groups["default"] async for task in client.list_tasks()]
+    assert [(state.state, len(state.failures)) for state in states] == [("ready", 0)] * 8
 
 
-async def test_a_subscription_survives_and_rejoins_an_unavailable_shard() -> None:
-    async with Shards(COUNT) as shards:
-        shards.away.add(2)
-        client = impatient(shards)
-        await client.connect()
-        subscription = client.subscribe("t", group="g")
-        await soon(subscription.start())
-        await client.enqueue("t", b"there", key=key_in(0, COUNT))
-        assert (await soon(anext(subscription))).body == b"there"
-        shards.away.clear()
-        await comes(lambda: _is_whole(client))
-        await client.enqueue("t", b"back", key=key_in(2, COUNT))
-        delivery = await soon(anext(subscription))
-        assert (delivery.body, await delivery.ack()) == (b"back", "acked")
-        shards.lose(1)
-        await client.enqueue("t", b"more", key=key_in(0, COUNT))
-        assert (await soon(anext(subscription))).body == b"more"
-        shards.away.clear()
-        await comes(lambda: _is_whole(client))
-        await client.enqueue("t", b"again", key=key_in(1, COUNT))
-        assert (await soon(anext(subscription))).body == b"again"
-        await subscription.close()
+async def test_a_subscription_survives_and_rejoins_an_unavailable_shard(shards: Shards) -> None:
+    shards.away.add(2)
+    client = impatient(shards)
+    await client.connect()
+    subscription = client.subscribe("t", group="g")
+    await soon(subscription.start())
+    await client.enqueue("t", b"there", key=key_in(0, COUNT))
+    assert (await soon(anext(subscription))).body == b"there"
+    shards.away.clear()
+    await comes(lambda: _is_whole(client))
+    await client.enqueue("t", b"back", key=key_in(2, COUNT))
+    delivery = await soon(anext(subscription))
+    assert (delivery.body, await delivery.ack()) == (b"back", "acked")
+    shards.lose(1)
+    await client.enqueue("t", b"more", key=key_in(0, COUNT))
+    assert (await soon(anext(subscription))).body == b"more"
+    shards.away.clear()
+    await comes(lambda: _is_whole(client))
+    await client.enqueue("t", b"again", key=key_in(1, COUNT))
+    assert (await soon(anext(subscription))).body == b"again"
+    await subscription.close()
 
 
 async def _is_whole(client: Client) -> bool:
@@ -420,18 +407,16 @@ async def _is_whole(client: Client) -> bool:
         return False
 
 
-async def test_an_error_of_any_shard_ends_a_subscription() -> None:
-    async with Shards(COUNT) as shards:
-        client = await shards.client().connect()
-        await client.create_group("t", "g", tags="a")
-        with pytest.raises(errors.Conflict):
-            await soon(client.subscribe("t", group="g", tags="b").start())
-        subscription = client.subscribe("t", group="g")
-        await soon(subscription.start())
-        waiting = asyncio.ensure_future(anext(subscription))
-        await client.delete_group("t", "g", force=True)
-        with pytest.raises(errors.NotFound):
-            await soon(waiting)
+async def test_an_error_of_any_shard_ends_a_subscription(client: Client) -> None:
+    await client.create_group("t", "g", tags="a")
+    with pytest.raises(errors.Conflict):
+        await soon(client.subscribe("t", group="g", tags="b").start())
+    subscription = client.subscribe("t", group="g")
+    await soon(subscription.start())
+    waiting = asyncio.ensure_future(anext(subscription))
+    await client.delete_group("t", "g", force=True)
+    with pytest.raises(errors.NotFound):
+        await soon(waiting)
 
 
 async def test_a_shard_lost_before_its_share_is_joined_once(
@@ -462,20 +447,18 @@ async def test_a_shard_lost_before_its_share_is_joined_once(
         await front.close()
 
 
-async def test_deliveries_after_a_pull_ended_are_released() -> None:
-    async with Shards(COUNT) as shards:
-        client = await shards.client().connect()
-        await client.create_group("t", "g")
-        pulling = asyncio.ensure_future(client.pull("t", group="g", max=1, wait=30))
-        await comes(lambda: _waits(client))
-        receipts = await client.enqueue_many(
-            [Task("t", b"", key=key_in(shard, COUNT)) for shard in range(COUNT)]
-        )
-        [first] = await soon(pulling)
-        others = {receipt.id for receipt in receipts} - {first.id}
-        results: set[int] = set()
-        while results != others:
-            results |= {task.id for task in await soon(client.pull("t", group="g", wait=20))}
+async def test_deliveries_after_a_pull_ended_are_released(client: Client) -> None:
+    await client.create_group("t", "g")
+    pulling = asyncio.ensure_future(client.pull("t", group="g", max=1, wait=30))
+    await comes(lambda: _waits(client))
+    receipts = await client.enqueue_many(
+        [Task("t", b"", key=key_in(shard, COUNT)) for shard in range(COUNT)]
+    )
+    [first] = await soon(pulling)
+    others = {receipt.id for receipt in receipts} - {first.id}
+    results: set[int] = set()
+    while results != others:
+        results |= {task.id for task in await soon(client.pull("t", group="g", wait=20))}
 
 
 @pytest.mark.parametrize("count", [1, COUNT])
@@ -487,38 +470,34 @@ async def test_a_key_that_is_not_utf8_is_a_bad_request(count: int) -> None:
                 await soon(client.put_schedule("s", topic="t", body=b"", every=HOUR, **named))
 
 
-async def test_a_targets_status_is_that_of_its_worst_shard() -> None:
-    async with Shards(COUNT) as shards:
-        client = await shards.client().connect()
-        await client.set_push("t", "g", "https://example.com/", secrets=[SECRET])
-        (made,) = await client.targets()
-        assert (made.state, made.ended_ms) == ("stopped", None)
-        inside = shards.insides[1].daemon
-        assert inside is not None
-        inside.listener._active.operations.targeting.end("t", "g", "answered 410", made.since_ms)
-        (found,) = await client.targets()
-        assert (found.state, found.reason) == ("ended", "answered 410")
-        assert found.ended_ms is not None
+async def test_a_targets_status_is_that_of_its_worst_shard(shards: Shards, client: Client) -> None:
+    await client.set_push("t", "g", "https://example.com/", secrets=[SECRET])
+    (made,) = await client.targets()
+    assert (made.state, made.ended_ms) == ("stopped", None)
+    inside = shards.insides[1].daemon
+    assert inside is not None
+    inside.listener._active.operations.targeting.end("t", "g", "answered 410", made.since_ms)
+    (found,) = await client.targets()
+    assert (found.state, found.reason) == ("ended", "answered 410")
+    assert found.ended_ms is not None
 
 
 @pytest.mark.parametrize("wait", [0, 20])
-async def test_a_pull_with_tasks_does_not_wait_for_a_lost_shard(wait: float) -> None:
-    async with Shards(COUNT) as shards:
-        client = await shards.client().connect()
-        await client.create_group("t", "g")
-        shards.lose(1)
-        await comes(lambda: not link(client, 1).connected)
-        for _ in range(COUNT):  # whichever shard it begins with
-            await client.enqueue("t", b"", key=key_in(0, COUNT))
-            async with asyncio.timeout(AT_ONCE_S):
-                deliveries = await client.pull("t", group="g", max=9, wait=wait)
-            assert [delivery.key for delivery in deliveries] == [key_in(0, COUNT)]
-            await deliveries[0].ack()
-
-
-async def test_a_pull_without_a_shard_ends_at_its_wait(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_a_pull_with_tasks_does_not_wait_for_a_lost_shard(
+    wait: float, shards: Shards, client: Client
 ) -> None:
+    await client.create_group("t", "g")
+    shards.lose(1)
+    await comes(lambda: not link(client, 1).connected)
+    for _ in range(COUNT):  # whichever shard it begins with
+        await client.enqueue("t", b"", key=key_in(0, COUNT))
+        async with asyncio.timeout(AT_ONCE_S):
+            deliveries = await client.pull("t", group="g", max=9, wait=wait)
+        assert [delivery.key for delivery in deliveries] == [key_in(0, COUNT)]
+        await deliveries[0].ack()
+
+
+async def test_a_pull_without_a_shard_ends_at_its_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tickwheel.client.subscription.JOIN_S", 0.05)
     async with Shards(COUNT) as shards:
         client = await shards.client().connect()
@@ -530,28 +509,27 @@ async def test_a_pull_without_a_shard_ends_at_its_wait(
 
 
 async def test_a_cancelled_pull_of_shards_releases_its_deliveries(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, shards: Shards
 ) -> None:
-    async with Shards(COUNT) as shards:
-        client, other = await shards.client().connect(), await shards.client().connect()
-        await client.create_group("t", "g")
-        receipt = await client.enqueue("t", b"", key=key_in(0, COUNT))
-        hangs = asyncio.Event()
+    client, other = await shards.client().connect(), await shards.client().connect()
+    await client.create_group("t", "g")
+    receipt = await client.enqueue("t", b"", key=key_in(0, COUNT))
+    hangs = asyncio.Event()
 
-        async def hang(*_: Any) -> list[Delivery]:
-            hangs.set()
-            await asyncio.Event().wait()
-            return []
+    async def hang(*_: Any) -> list[Delivery]:
+        hangs.set()
+        await asyncio.Event().wait()
+        return []
 
-        monkeypatch.setattr(link(client, 1), "pull", hang)
-        assert client._shards is not None
-        client._shards._next = COUNT - 1  # it begins with the first shard
-        pulling = asyncio.ensure_future(client.pull("t", group="g", max=9))
-        await soon(hangs.wait())
-        pulling.cancel()
-        await asyncio.wait([pulling])
-        [again] = await soon(other.pull("t", group="g", wait=20))
-        assert again.id == receipt.id
+    monkeypatch.setattr(link(client, 1), "pull", hang)
+    assert client._shards is not None
+    client._shards._next = COUNT - 1  # it begins with the first shard
+    pulling = asyncio.ensure_future(client.pull("t", group="g", max=9))
+    await soon(hangs.wait())
+    pulling.cancel()
+    await asyncio.wait([pulling])
+    [again] = await soon(other.pull("t", group="g", wait=20))
+    assert again.id == receipt.id
 
 
 def link(client: Client, shard: int) -> Any:
@@ -564,30 +542,28 @@ async def _waits(client: Client) -> bool:
     return [consumer async for consumer in client.list_consumers()] != []
 
 
-async def test_a_worker_works_on_all_shards() -> None:
-    async with Shards(COUNT) as shards:
-        client = await shards.client().connect()
-        worker, done = Worker(client, signals=False), []
+async def test_a_worker_works_on_all_shards(shards: Shards, client: Client) -> None:
+    worker, done = Worker(client, signals=False), []
 
-        @worker.on("t", group="g", concurrency=2)
-        async def handle(delivery: Delivery) -> None:
-            done.append(delivery.key)
-            if delivery.key == "k3" and delivery.attempt == 1:
-                raise ValueError("once more")
+    @worker.on("t", group="g", concurrency=2)
+    async def handle(delivery: Delivery) -> None:
+        done.append(delivery.key)
+        if delivery.key == "k3" and delivery.attempt == 1:
+            raise ValueError("once more")
 
-        running = asyncio.ensure_future(worker.run())
-        await worker.started.wait()
-        keys = [f"k{n}" for n in range(30)]
-        await client.enqueue_many([Task("t", b"", key=key) for key in keys])
+    running = asyncio.ensure_future(worker.run())
+    await worker.started.wait()
+    keys = [f"k{n}" for n in range(30)]
+    await client.enqueue_many([Task("t", b"", key=key) for key in keys])
 
-        async def all_done() -> bool:
-            shards.pass_time(1_000)
-            return (await client.stats()).acked == 30
+    async def all_done() -> bool:
+        shards.pass_time(1_000)
+        return (await client.stats()).acked == 30
 
-        await comes(all_done)
-        worker.stop()
-        await soon(running)
-        assert sorted(done, key=str) == sorted([*keys, "k3"])
+    await comes(all_done)
+    worker.stop()
+    await soon(running)
+    assert sorted(done, key=str) == sorted([*keys, "k3"])
 
 
 # --- settings, which have a home -----------------------------------------------------------------
@@ -603,72 +579,64 @@ def having(shards: Shards, group: str) -> list[int]:
 
 
 async def test_creating_and_configuring_needs_only_the_home_shard(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, shards: Shards, client: Client
 ) -> None:
-    async with Shards(COUNT) as shards:
-        client = await shards.client().connect()
-        await client.create_group(TOPIC, "first")
-        shards.lose(2)
-        with caplog.at_level("INFO"):
-            made = await soon(client.create_group(TOPIC, "g", rate=3))
-        assert (made.created, made.rate) == (True, 3)
-        assert having(shards, "g") == [0, 1]
-        assert f"create_group of topic {TOPIC}: shards 2 cannot be reached" in caplog.text
-        assert (await soon(client.configure(TOPIC, group="g", rate=4))).rate == 4
-        assert (await soon(client.configure(TOPIC, rate=5))).rate == 5
+    await client.create_group(TOPIC, "first")
+    shards.lose(2)
+    with caplog.at_level("INFO"):
+        made = await soon(client.create_group(TOPIC, "g", rate=3))
+    assert (made.created, made.rate) == (True, 3)
+    assert having(shards, "g") == [0, 1]
+    assert f"create_group of topic {TOPIC}: shards 2 cannot be reached" in caplog.text
+    assert (await soon(client.configure(TOPIC, group="g", rate=4))).rate == 4
+    assert (await soon(client.configure(TOPIC, rate=5))).rate == 5
 
 
-async def test_no_shard_is_changed_without_the_home_shard(caplog: pytest.LogCaptureFixture) -> None:
-    async with Shards(COUNT) as shards:
-        client = await shards.client().connect()
-        await client.create_group(TOPIC, "g")
-        shards.lose(HOME)
-        with pytest.raises((errors.Unreachable, errors.SendTimeout)):
-            await soon(client.create_group(TOPIC, "h", timeout=0.2))
-        with pytest.raises((errors.Unreachable, errors.SendTimeout)):
-            await soon(client.configure(TOPIC, group="g", rate=4, timeout=0.2))
-        assert having(shards, "h") == []
-        assert {shards.shard(n).core.topics[TOPIC].groups["g"].settings.rate for n in (0, 2)} == {
-            None
-        }
+async def test_no_shard_is_changed_without_the_home_shard(
+    caplog: pytest.LogCaptureFixture, shards: Shards, client: Client
+) -> None:
+    await client.create_group(TOPIC, "g")
+    shards.lose(HOME)
+    with pytest.raises((errors.Unreachable, errors.SendTimeout)):
+        await soon(client.create_group(TOPIC, "h", timeout=0.2))
+    with pytest.raises((errors.Unreachable, errors.SendTimeout)):
+        await soon(client.configure(TOPIC, group="g", rate=4, timeout=0.2))
+    assert having(shards, "h") == []
+    assert {shards.shard(n).core.topics[TOPIC].groups["g"].settings.rate for n in (0, 2)} == {None}
 
 
-async def test_an_error_of_the_home_shard_changes_no_shard() -> None:
-    async with Shards(COUNT) as shards:
-        client = await shards.client().connect()
-        with pytest.raises(errors.NotFound):
-            await client.configure(TOPIC, group="g", rate=4)
-        await client.create_group(TOPIC, "g")
-        core = shards.shard(2).core
-        core.config = replace(core.config, groups_max=0)
-        with pytest.raises(errors.LimitExceeded, match="groups_max"):
-            await client.create_group(TOPIC, "h")
-        assert having(shards, "h") == [0, 1]
+async def test_an_error_of_the_home_shard_changes_no_shard(shards: Shards, client: Client) -> None:
+    with pytest.raises(errors.NotFound):
+        await client.configure(TOPIC, group="g", rate=4)
+    await client.create_group(TOPIC, "g")
+    core = shards.shard(2).core
+    core.config = replace(core.config, groups_max=0)
+    with pytest.raises(errors.LimitExceeded, match="groups_max"):
+        await client.create_group(TOPIC, "h")
+    assert having(shards, "h") == [0, 1]
 
 
-async def test_configuring_a_group_skips_shards_that_lack_it() -> None:
+async def test_configuring_a_group_skips_shards_that_lack_it(
+    shards: Shards, client: Client
+) -> None:
     """It follows the home."""
-    async with Shards(COUNT) as shards:
-        client = await shards.client().connect()
-        await client.create_group(TOPIC, "g")
-        shards.shard(2).upkeep.end_group(shards.shard(2).core.topics[TOPIC].groups["g"])
-        assert (await client.configure(TOPIC, group="g", rate=4)).rate == 4
+    await client.create_group(TOPIC, "g")
+    shards.shard(2).upkeep.end_group(shards.shard(2).core.topics[TOPIC].groups["g"])
+    assert (await client.configure(TOPIC, group="g", rate=4)).rate == 4
 
 
-async def test_a_group_is_deleted_at_its_home_shard_last() -> None:
-    async with Shards(COUNT) as shards:
-        client = await shards.client().connect()
-        await client.create_group(TOPIC, "g")
-        shards.lose(2)
-        with pytest.raises((errors.Unreachable, errors.SendTimeout)):
-            await soon(client.delete_group(TOPIC, "g", timeout=0.2))
-        assert having(shards, "g") == [1, 2]
-        with pytest.raises((errors.Unreachable, errors.SendTimeout)):
-            await soon(client.delete_topic(TOPIC, timeout=0.2))
-        assert having(shards, "g") == [1, 2]
-        shards.away.clear()
-        await client.delete_group(TOPIC, "g")
-        assert having(shards, "g") == []
+async def test_a_group_is_deleted_at_its_home_shard_last(shards: Shards, client: Client) -> None:
+    await client.create_group(TOPIC, "g")
+    shards.lose(2)
+    with pytest.raises((errors.Unreachable, errors.SendTimeout)):
+        await soon(client.delete_group(TOPIC, "g", timeout=0.2))
+    assert having(shards, "g") == [1, 2]
+    with pytest.raises((errors.Unreachable, errors.SendTimeout)):
+        await soon(client.delete_topic(TOPIC, timeout=0.2))
+    assert having(shards, "g") == [1, 2]
+    shards.away.clear()
+    await client.delete_group(TOPIC, "g")
+    assert having(shards, "g") == []
 
 
 # --- a worker whose group is set otherwise -------------------------------------------------------

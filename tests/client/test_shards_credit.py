@@ -76,9 +76,7 @@ async def test_credit_goes_to_the_shard_that_has_the_work(client: Client) -> Non
         assert sorted(await shares(client)) == [1, 1, most]
 
 
-async def test_shards_with_work_share_the_prefetch_without_exceeding_it(
-    client: Client,
-) -> None:
+async def test_shards_with_work_share_the_prefetch_without_exceeding_it(client: Client) -> None:
     async with client.subscribe("t", prefetch=PREFETCH) as deliveries:
         await put(client, 0, 100)
         held = await take(deliveries, PREFETCH - (COUNT - 1))

@@ -151,9 +151,7 @@ async def test_the_clients_own_shard_can_move() -> None:
         assert client.server_info["shards"] == tuple(route.urls)
 
 
-async def test_an_unserved_shard_does_not_block_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_unserved_shard_does_not_block_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     slowly(monkeypatch)
     async with daemons(2) as (first, second):
         route = Route(2)
@@ -461,9 +459,7 @@ async def test_redirecting_daemons_are_asked_a_few_at_a_time(
         assert daemons.asked == [address(host) for host in hosts]
 
 
-async def test_connections_of_a_client_share_routes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_connections_of_a_client_share_routes(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer tells where all shards are, so two lost shards cost no more questions than one."""
     monkeypatch.setattr(module, "REDIRECTED_S", 600.0)
     daemons = Standbys(lambda: module.Elsewhere("elsewhere", None))
@@ -725,9 +721,7 @@ def beside(places: ShardAddresses, attempt: Any) -> module.Finder:
     return module.Finder(places, 0, attempt, nobody_leads, 10.0, beside=address("a"))
 
 
-async def test_searches_of_a_client_share_their_attempts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_searches_of_a_client_share_their_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     slowly(monkeypatch, 1_000.0)
     daemons, places = Standbys(lambda: module.Elsewhere("elsewhere", None)), Around("abcdefg")
     searches = [beside(places, daemons.attempt) for _ in range(16)]
@@ -740,9 +734,7 @@ async def test_searches_of_a_client_share_their_attempts(
     assert daemons.asked[2:] == [address(host) for host in "defg"], "others, each time"
 
 
-async def test_the_routes_address_is_asked_in_each_round(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_routes_address_is_asked_in_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
     slowly(monkeypatch, 1_000.0)
     daemons = Standbys(lambda: module.Standby("standby", address("a")))
     search = beside(Around("xabc"), daemons.attempt)

@@ -577,9 +577,7 @@ async def explained(room: Room) -> Any:
     return [{**item.raw, "command": None} for item in (*by_id, *by_key)]  # a command has ids
 
 
-async def test_explain_names_an_unavailable_shard(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_explain_names_an_unavailable_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_shards, "ANSWERS_S", 0.2)
     async with Shards(3) as shards:
         room = Room(shards, await shards.client(2).connect())

@@ -482,43 +482,39 @@ async def test_running_handlers_are_limited_by_concurrency() -> None:
         assert len(running) == 6
 
 
-async def test_subscribe_frames_have_the_handlers_options() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        worker = Worker(client, signals=False)
-        worker.on("a")(nothing)
-        worker.on(
-            "b",
-            group="g",
-            concurrency=5,
-            prefetch=9,
-            retry=Retry.none(),
-            lease=timedelta(minutes=1),
-        )(nothing)
-        running = asyncio.ensure_future(worker.run())
-        frames = [await peer.next(T.SUBSCRIBE) for _ in range(2)]
-        assert frames[0][3:] == ("a", "default", 32, {})
-        options = {"lease_ms": 60_000, "retry": {"kind": "none"}}
-        assert frames[1][3:] == ("b", "g", 9, options)
-        for frame in frames:
-            peer.ok(frame, {"lease_ms": 60_000})
-        worker.stop()
-        await soon(running)
-        assert len(peer.sent(T.UNSUBSCRIBE)) == 2
-        assert client.connected, "the client is the caller's"
+async def test_subscribe_frames_have_the_handlers_options(client: Client, peer: Peer) -> None:
+    worker = Worker(client, signals=False)
+    worker.on("a")(nothing)
+    worker.on(
+        "b",
+        group="g",
+        concurrency=5,
+        prefetch=9,
+        retry=Retry.none(),
+        lease=timedelta(minutes=1),
+    )(nothing)
+    running = asyncio.ensure_future(worker.run())
+    frames = [await peer.next(T.SUBSCRIBE) for _ in range(2)]
+    assert frames[0][3:] == ("a", "default", 32, {})
+    options = {"lease_ms": 60_000, "retry": {"kind": "none"}}
+    assert frames[1][3:] == ("b", "g", 9, options)
+    for frame in frames:
+        peer.ok(frame, {"lease_ms": 60_000})
+    worker.stop()
+    await soon(running)
+    assert len(peer.sent(T.UNSUBSCRIBE)) == 2
+    assert client.connected, "the client is the caller's"
 
 
-async def test_run_overrides_the_concurrency() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        worker = Worker(client, signals=False)
-        worker.on("a")(nothing)
-        running = asyncio.ensure_future(worker.run(concurrency=3, grace=0))
-        frame = await peer.next(T.SUBSCRIBE)
-        assert frame[5] == 3
-        peer.ok(frame, {"lease_ms": 30_000})
-        worker.stop()
-        await soon(running)
+async def test_run_overrides_the_concurrency(client: Client, peer: Peer) -> None:
+    worker = Worker(client, signals=False)
+    worker.on("a")(nothing)
+    running = asyncio.ensure_future(worker.run(concurrency=3, grace=0))
+    frame = await peer.next(T.SUBSCRIBE)
+    assert frame[5] == 3
+    peer.ok(frame, {"lease_ms": 30_000})
+    worker.stop()
+    await soon(running)
 
 
 async def test_fast_handlers_prefetch_more_and_stuck_handlers_less(
@@ -561,9 +557,7 @@ def runners() -> list[asyncio.Task[Any]]:
     return [task for task in asyncio.all_tasks() if task.get_name() == "t (default)"]
 
 
-async def test_idle_asyncio_tasks_are_kept_up_to_a_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_idle_asyncio_tasks_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tickwheel.client.worker.WAITING_MAX", 2)
     started, go_on = [], asyncio.Event()
 
@@ -859,31 +853,29 @@ async def test_signals_stop_the_worker_and_are_restored() -> None:
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
 
 
-async def test_a_worker_stopped_before_run_does_not_connect() -> None:
-    async with FakeDaemon() as daemon:
-        client = daemon.client()
-        worker = Worker(client)
-        worker.on("t")(nothing)
-        worker.stop()
-        worker.stop()
-        await soon(worker.run())
-        assert daemon.connections == 0
-        with pytest.raises(errors.BadRequest, match="once"):
-            await worker.run()
+async def test_a_worker_stopped_before_run_does_not_connect(daemon: FakeDaemon) -> None:
+    client = daemon.client()
+    worker = Worker(client)
+    worker.on("t")(nothing)
+    worker.stop()
+    worker.stop()
+    await soon(worker.run())
+    assert daemon.connections == 0
+    with pytest.raises(errors.BadRequest, match="once"):
+        await worker.run()
 
 
-async def test_a_client_that_is_not_connected_is_connected_and_closed() -> None:
-    async with FakeDaemon() as daemon:
-        client = daemon.client()
-        worker = Worker(client, signals=False)
-        worker.on("t")(nothing)
-        running = asyncio.ensure_future(worker.run())
-        peer = await daemon.peer()
-        await peer.subscribed()
-        worker.stop()
-        await soon(running)
-        await peer.gone()
-        assert peer.sent(T.BYE)
+async def test_a_client_that_is_not_connected_is_connected_and_closed(daemon: FakeDaemon) -> None:
+    client = daemon.client()
+    worker = Worker(client, signals=False)
+    worker.on("t")(nothing)
+    running = asyncio.ensure_future(worker.run())
+    peer = await daemon.peer()
+    await peer.subscribed()
+    worker.stop()
+    await soon(running)
+    await peer.gone()
+    assert peer.sent(T.BYE)
 
 
 async def test_a_differing_group_policy_is_kept_and_logged(
@@ -915,27 +907,28 @@ async def test_a_differing_group_policy_is_kept_and_logged(
     assert differs in said and said.endswith("code's: tickwheel policy set t …")
 
 
-async def test_a_reconnect_does_not_update_the_group_settings() -> None:
+async def test_a_reconnect_does_not_update_the_group_settings(
+    daemon: FakeDaemon, client: Client
+) -> None:
     """A newer release has set it meanwhile: ``update`` is for the start."""
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        worker = Worker(client, signals=False, on_mismatch="update")
-        worker.on("t", group="g-1", where="n > 1")(nothing)
-        running = asyncio.ensure_future(worker.run())
-        peer = await daemon.peer()
-        await peer.subscribed()
-        await worker.started.wait()
-        peer.close()
-        peer = await daemon.peer()
-        peer.auto.discard(T.UNSUBSCRIBE)
-        first = await peer.next(T.SUBSCRIBE)
-        peer.error(first, "conflict", f"group g-1 of topic t{SET_OTHERWISE}the filter{TO_CHANGE}x")
-        peer.error(await peer.next(T.UNSUBSCRIBE), "not_found")
-        again = await peer.next(T.SUBSCRIBE)
-        assert not peer.sent(T.CONFIGURE) and "where" not in again[6]
-        peer.ok(again, {"lease_ms": 30_000})
-        peer.auto.add(T.UNSUBSCRIBE)
-        worker.stop()
-        await soon(running)
+    worker = Worker(client, signals=False, on_mismatch="update")
+    worker.on("t", group="g-1", where="n > 1")(nothing)
+    running = asyncio.ensure_future(worker.run())
+    peer = await daemon.peer()
+    await peer.subscribed()
+    await worker.started.wait()
+    peer.close()
+    peer = await daemon.peer()
+    peer.auto.discard(T.UNSUBSCRIBE)
+    first = await peer.next(T.SUBSCRIBE)
+    peer.error(first, "conflict", f"group g-1 of topic t{SET_OTHERWISE}the filter{TO_CHANGE}x")
+    peer.error(await peer.next(T.UNSUBSCRIBE), "not_found")
+    again = await peer.next(T.SUBSCRIBE)
+    assert not peer.sent(T.CONFIGURE) and "where" not in again[6]
+    peer.ok(again, {"lease_ms": 30_000})
+    peer.auto.add(T.UNSUBSCRIBE)
+    worker.stop()
+    await soon(running)
 
 
 def test_an_unknown_on_mismatch_is_refused() -> None:
@@ -959,16 +952,14 @@ def test_the_spec_of_a_policy_is_what_the_command_line_reads(policy: Retry) -> N
     assert Retry.none().spec() == "none"  # a name to the command line
 
 
-async def test_a_refused_subscription_ends_the_worker() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        peer.auto.discard(T.UNSUBSCRIBE)
-        worker = Worker(client, signals=False)
-        worker.on("t", retry=Retry.none())(nothing)
-        running = asyncio.ensure_future(worker.run())
-        peer.error(await peer.next(T.SUBSCRIBE), "limit_exceeded", "groups_max")
-        with pytest.raises(errors.LimitExceeded, match="groups_max"):
-            await soon(running)
+async def test_a_refused_subscription_ends_the_worker(client: Client, peer: Peer) -> None:
+    peer.auto.discard(T.UNSUBSCRIBE)
+    worker = Worker(client, signals=False)
+    worker.on("t", retry=Retry.none())(nothing)
+    running = asyncio.ensure_future(worker.run())
+    peer.error(await peer.next(T.SUBSCRIBE), "limit_exceeded", "groups_max")
+    with pytest.raises(errors.LimitExceeded, match="groups_max"):
+        await soon(running)
 
 
 @pytest.mark.parametrize("order", [{}, {"order_retry": 0.1}, {"order_failure": "dead"}])

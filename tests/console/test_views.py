@@ -911,24 +911,6 @@ def test_a_decision_made_elsewhere_is_shown(console: Console, shop: Daemon, topi
     expect(page.locator("main")).to_contain_text("No matching transactions")
 
 
-def test_a_parked_transaction_is_a_trouble(console_on: Open, tmp_path: Any) -> None:
-    settings = {"transaction_check_s": 0.05, "transaction_check_every_s": 0.05}
-    with Daemon(tmp_path, http=True, transaction_checks_max=2, **settings) as daemon:
-        console = console_on(daemon)
-        page = console.open("transactions")
-        expect(page.locator("main")).to_contain_text("No undecided transactions")
-        prepare(daemon, "lost", {"topic": "t"})
-        page = console.open()
-        page.get_by_role("link", name="1 transaction is parked").click()
-        expect(page).to_have_url(re.compile(r"#/transactions\?state=parked$"))
-        expect(page.locator("tbody .state")).to_have_text("parked")
-        page.get_by_role("link", name="lost").click()
-        expect(page.locator(".facts")).to_contain_text("no member connected, 2 times")
-        expect(page.locator(".next")).to_contain_text(
-            "stays until an operator or its producer decides"
-        )
-
-
 def test_an_unknown_transaction_is_reported(console: Console) -> None:
     page = console.open("transactions?id=nothing")
     expect(page.locator("main")).to_contain_text("there is no transaction nothing")

@@ -143,17 +143,30 @@ def test_a_project_with_good_settings_passes_the_checks(project: Project) -> Non
     [
         ("TICKWHEEL = 'tcp://x:1'", ["E001", "must be a dict, not str"]),
         ("TICKWHEEL['HANDLER'] = []", ["E002", "no key 'HANDLER'", "Do you mean HANDLERS?"]),
-        (
+        pytest.param(
             "TICKWHEEL['Colour'] = []",
             ["E002", "no key 'Colour'", "Valid keys are ACTIVE_TIMEOUT, "],
+            marks=pytest.mark.slow,
         ),
         ("TICKWHEEL['URL'] = 'http://x'", ["E003", "http://x"]),
-        ("TICKWHEEL['URL'] = 7", ["E003"]),
-        ("TICKWHEEL['RETRIES'] = -1", ["E003", "must be an integer between 0 and 1000, not -1"]),
+        pytest.param("TICKWHEEL['URL'] = 7", ["E003"], marks=pytest.mark.slow),
+        pytest.param(
+            "TICKWHEEL['RETRIES'] = -1",
+            ["E003", "must be an integer between 0 and 1000, not -1"],
+            marks=pytest.mark.slow,
+        ),
         ("TICKWHEEL['TIMEOUT'] = 'soon'", ["E004", "TICKWHEEL['TIMEOUT']", "soon"]),
         ("TICKWHEEL['HANDLERS'] = 'shop.tasks:worker'", ["E005", "must be a list of strings"]),
-        ("TICKWHEEL['HANDLERS'] = ['shop.tasks']", ["E006", "is not MODULE:WORKER"]),
-        ("TICKWHEEL['HANDLERS'] = ['shop.jobs:worker']", ["E006", "no module shop.jobs"]),
+        pytest.param(
+            "TICKWHEEL['HANDLERS'] = ['shop.tasks']",
+            ["E006", "is not MODULE:WORKER"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "TICKWHEEL['HANDLERS'] = ['shop.jobs:worker']",
+            ["E006", "no module shop.jobs"],
+            marks=pytest.mark.slow,
+        ),
         ("TICKWHEEL['HANDLERS'] = ['shop.tasks:close']", ["E006", "is not a tickwheel.Worker"]),
         ("TICKWHEEL['HANDLERS'] *= 2", ["E007", "'django.close', group 'default' has two"]),
     ],
@@ -344,9 +357,13 @@ async def test_sigterm_waits_for_handlers_up_to_the_grace(project: Project, clie
     ("arguments", "word"),
     [
         (["shop.tasks:close"], "shop.tasks:close is not a tickwheel.Worker"),
-        (["shop.missing:worker"], "no module shop.missing"),
-        (["--concurrency", "0"], "concurrency must be an integer between 1 and 65535, not 0"),
-        (["--grace", "-1"], "grace"),
+        pytest.param(["shop.missing:worker"], "no module shop.missing", marks=pytest.mark.slow),
+        pytest.param(
+            ["--concurrency", "0"],
+            "concurrency must be an integer between 1 and 65535, not 0",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(["--grace", "-1"], "grace", marks=pytest.mark.slow),
     ],
 )
 def test_worker_errors_are_one_line(arguments: list[str], word: str, project: Project) -> None:

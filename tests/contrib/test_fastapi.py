@@ -81,9 +81,7 @@ def collecting(topic: str) -> tuple[Worker, list[Delivery], threading.Event]:
     return worker, seen, done
 
 
-def test_a_worker_in_the_application_handles_enqueued_tasks(
-    running: Daemon,
-) -> None:
+def test_a_worker_in_the_application_handles_enqueued_tasks(running: Daemon) -> None:
     worker, seen, done = collecting("beside")
     for round_ in (1, 2):  # a worker is used again by the next life of the application
         with TestClient(application(url=running.url, worker=worker)) as http:
@@ -198,9 +196,7 @@ def test_an_application_runs_on_the_wheel_of_a_plain_test(tickwheel_sync: SyncTe
     assert "g" in tickwheel_sync.client.stats().topics["audit"].groups
 
 
-def test_an_overriding_wheel_client_runs_the_lifespan(
-    tickwheel_sync: SyncTestWheel,
-) -> None:
+def test_an_overriding_wheel_client_runs_the_lifespan(tickwheel_sync: SyncTestWheel) -> None:
     app, closed = shop()
     app.dependency_overrides[contrib.sync_client] = lambda: tickwheel_sync.client
     with TestClient(app) as http:
@@ -224,9 +220,7 @@ async def test_an_application_on_the_tests_own_loop_runs_on_its_wheel(tickwheel:
     await tickwheel.client.ping()
 
 
-async def test_the_documented_override_works(
-    tickwheel: TestWheel,
-) -> None:
+async def test_the_documented_override_works(tickwheel: TestWheel) -> None:
     """Without a lifespan, and although the fixture has the name of the package."""
     app, _ = shop()
     app.dependency_overrides[contrib.client] = lambda: tickwheel.client
@@ -250,9 +244,7 @@ def test_an_override_with_dependencies_is_left_to_fastapi(running: Daemon) -> No
         assert http.post("/override").status_code == 201
 
 
-async def test_a_blocking_test_client_names_the_right_fixture(
-    tickwheel: TestWheel,
-) -> None:
+async def test_a_blocking_test_client_names_the_right_fixture(tickwheel: TestWheel) -> None:
     app, _ = shop()
     for way in ("serving", "override"):
         if way == "override":
@@ -281,9 +273,7 @@ def test_an_application_without_a_daemon_does_not_start() -> None:
     assert any("wait=True" in note for note in raised.value.__notes__)
 
 
-async def test_an_application_with_wait_starts_without_a_daemon(
-    tmp_path: Path,
-) -> None:
+async def test_an_application_with_wait_starts_without_a_daemon(tmp_path: Path) -> None:
     worker, _, done = collecting("waits")
     with Daemon(tmp_path) as daemon:
         await asyncio.to_thread(daemon.kill)
@@ -307,9 +297,7 @@ def test_an_application_with_wait_can_be_stopped() -> None:
         assert http.post("/waits", params={"timeout": 0.5}).status_code == 503
 
 
-def test_the_applications_lifespan_outlives_the_worker(
-    running: Daemon,
-) -> None:
+def test_the_applications_lifespan_outlives_the_worker(running: Daemon) -> None:
     order = []
     worker = Worker(Client(NOWHERE))
 
@@ -344,9 +332,7 @@ def test_the_applications_lifespan_outlives_the_worker(
     assert order == ["begins", "handler begins", "handler ends", "ends"]
 
 
-def test_a_refused_worker_stops_the_applications_start(
-    running: Daemon,
-) -> None:
+def test_a_refused_worker_stops_the_applications_start(running: Daemon) -> None:
     plain, _, _ = collecting("refused")
     with TestClient(application(url=running.url, worker=plain)):
         pass

@@ -157,29 +157,6 @@ async def test_the_worker_command_runs_handlers_in_an_app_context(
     assert "working on flask.plain (default), 1 at a time" in err
 
 
-async def test_the_worker_command_restarts_on_changes(project: Project, client: Client) -> None:
-    need("watchfiles")
-    process = project.start("--reload")
-    try:
-        await client.enqueue("flask.async", b"")
-        assert await line_of(process) == "async hello"
-        project.write(PROGRAM.replace("hello", "again"))
-        assert process.stderr is not None
-        for _ in range(2):  # of the first, and of the next
-            while "working on flask.async" not in await soon(
-                asyncio.to_thread(process.stderr.readline)
-            ):
-                pass
-        await client.enqueue("flask.async", b"")
-        assert await line_of(process) == "async again"
-        process.send_signal(signal.SIGTERM)
-        await soon(asyncio.to_thread(process.communicate))
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "word"),
     [

@@ -115,9 +115,7 @@ def sqlite_engine(folder: Path, **options: Any) -> Engine:
     return create_engine(f"sqlite:///{folder}/app.db", connect_args={"timeout": 30}, **options)
 
 
-async def test_only_committed_claims_are_done(
-    database: Database,
-) -> None:
+async def test_only_committed_claims_are_done(database: Database) -> None:
     once = await database.once()
     with pytest.raises(LookupError):
         async with database.begun() as run:

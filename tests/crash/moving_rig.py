@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from crash.redis_rig import KEYS
+from crash.store_rig import Fault, StoreRig
 from support.redis_groups import Cluster, SentinelGroup, ask, slot_of
 from support.redis_server import RedisServer
 from support.waiting import rest
@@ -31,16 +31,15 @@ def moving_rig(kind: str, folder: Path, query: str) -> MovingRig:
     return ClusterRig(folder, query) if kind == "cluster" else SentinelRig(folder, query)
 
 
-class MovingRig:
+class MovingRig(StoreRig):
     """What both kinds have in common."""
 
     group: SentinelGroup | Cluster
 
     def __init__(self, query: str) -> None:
+        super().__init__()
         self._query = f"{query}&{QUERY}"
-        self.disturbed = 0
-        """Odd while a fault is under way."""
-        self.faults: dict[str, Callable[[random.Random, float], Awaitable[None]]] = {
+        self.faults: dict[str, Fault] = {
             "kill": self._kill,
             "freeze": self._freeze,
             "switch": self._switch,
@@ -82,15 +81,10 @@ class MovingRig:
     def _give_way(self, rnd: random.Random) -> None:
         raise NotImplementedError
 
-    # --- the faults: random numbers, how long it lasts at most ---------------------------------
+    async def heal(self) -> None:
+        await asyncio.to_thread(self.group.heal)
 
-    async def suffer(self, name: str, rnd: random.Random, hold_s: float) -> None:
-        self.disturbed += 1
-        try:
-            await self.faults[name](rnd, hold_s)
-            await asyncio.to_thread(self.group.heal)
-        finally:
-            self.disturbed += 1
+    # --- the faults ----------------------------------------------------------------------------
 
     async def _kill(self, rnd: random.Random, hold_s: float) -> None:
         """Half of the times it is there again before anybody has noticed, or nearly."""

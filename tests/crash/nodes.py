@@ -175,13 +175,7 @@ class NodeFaults:
     """``run`` makes ``count`` faults, each kind at least once; then all nodes serve."""
 
     def __init__(
-        self,
-        nodes: Sequence[Node],
-        rig: Rig,
-        wall: Wall,
-        doors: Doors,
-        plan: Plan,
-        count: int,
+        self, nodes: Sequence[Node], rig: Rig, wall: Wall, doors: Doors, plan: Plan, count: int
     ) -> None:
         """``wall``: before the last node; ``doors``: before all."""
         self._nodes = nodes

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
+from crash.store_rig import Fault, ServerRig
 from support.postgresql import PostgresServer
-from support.redis_proxy import Proxy
 from support.waiting import rest
 
 SYNCED = "synced"
@@ -24,17 +24,13 @@ ENDED = (
 )
 
 
-class PostgresRig:
-    """One server with its own port and folder, behind a proxy when ``proxied``."""
+class PostgresRig(ServerRig):
+    """See ``faults``."""
 
     def __init__(self, folder: Path, query: str = "", *, proxied: bool = False) -> None:
         self.server = PostgresServer(fsync="on", full_page_writes="on")
-        self._query = query
-        self._proxied = proxied
-        self._proxy: Proxy | None = None
-        self.disturbed = 0
-        """Odd while a fault is under way."""
-        self.faults: dict[str, Callable[[random.Random, float], Awaitable[None]]] = {
+        super().__init__(query, proxied=proxied)
+        self.faults: dict[str, Fault] = {
             "stop": self._stop,
             "immediate": self._immediate,
             "kill": self._kill,
@@ -55,19 +51,13 @@ class PostgresRig:
     @property
     def url(self) -> str:
         url = self.server.url(self._query, schema=SCHEMA).replace("allow_volatile_store=1&", "")
-        if self._proxy is None:
-            return url
-        return url.replace(f":{self.server.port}/", f":{self._proxy.port}/")
+        return self.through_proxy(url)
 
-    async def start(self) -> None:
-        await asyncio.to_thread(self.server.start)
-        if self._proxied:
-            self._proxy = await Proxy(self.server.port).start()
+    def close(self) -> None:
+        self.server.close()
 
-    async def stop(self) -> None:
-        if self._proxy is not None:
-            await self._proxy.stop()
-        await asyncio.to_thread(self.server.close)
+    async def answers(self) -> None:
+        await self._sql("SELECT 1")
 
     async def sync(self, mode: str) -> None:
         """There is one way in which this server is set."""
@@ -90,14 +80,7 @@ class PostgresRig:
     async def _sql(self, *statements: str) -> list[tuple[int, ...]]:
         return [tuple(row) for row in await asyncio.to_thread(self.server.sql, *statements)]
 
-    # --- the faults: random numbers, how long it lasts at most ---------------------------------
-
-    async def suffer(self, name: str, rnd: random.Random, hold_s: float) -> None:
-        self.disturbed += 1
-        try:
-            await self.faults[name](rnd, hold_s)
-        finally:
-            self.disturbed += 1
+    # --- the faults ----------------------------------------------------------------------------
 
     async def _stop(self, rnd: random.Random, hold_s: float) -> None:
         await self._down(self.server.stop, hold_s)
@@ -112,12 +95,6 @@ class PostgresRig:
         await asyncio.to_thread(end)
         await rest(hold_s / 2)
         await asyncio.to_thread(self.server.start)
-
-    async def _pause(self, rnd: random.Random, hold_s: float) -> None:
-        self.server.signal(signal.SIGSTOP)
-        await rest(hold_s)
-        self.server.signal(signal.SIGCONT)
-        await self._sql("SELECT 1")
 
     async def _cut(self, rnd: random.Random, hold_s: float) -> None:
         for _ in range(rnd.randint(2, 8)):
@@ -134,13 +111,3 @@ class PostgresRig:
             "ALTER SYSTEM RESET default_transaction_read_only",
             "SELECT pg_reload_conf()",
         )
-
-    async def _hole(self, rnd: random.Random, hold_s: float) -> None:
-        """Nothing arrives; later, perhaps only on new connections at first, all of it does."""
-        assert self._proxy is not None
-        self._proxy.hold()
-        await rest(hold_s)
-        if rnd.random() < 0.5:
-            self._proxy.let_new_through()
-            await rest(hold_s * rnd.random())
-        self._proxy.let_go()

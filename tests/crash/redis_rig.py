@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from support.redis_proxy import Proxy
+from crash.store_rig import Fault, ServerRig
 from support.redis_server import RedisServer
 from support.waiting import rest
 
@@ -33,17 +32,13 @@ KEYS = ("store", "task", "prepare", "progress", "touched", "dead", "dead_record"
 """Keys of the shard that are absent when no task is pending."""
 
 
-class RedisRig:
-    """One server with its own port and folder, behind a proxy when ``proxied``."""
+class RedisRig(ServerRig):
+    """See ``faults``."""
 
     def __init__(self, folder: Path, query: str = "", *, proxied: bool = False) -> None:
         self.server = RedisServer(folder / "redis", appendfsync=ALWAYS)
-        self._query = query
-        self._proxied = proxied
-        self._proxy: Proxy | None = None
-        self.disturbed = 0
-        """Odd while a fault is under way."""
-        self.faults: dict[str, Callable[[random.Random, float], Awaitable[None]]] = {
+        super().__init__(query, proxied=proxied)
+        self.faults: dict[str, Fault] = {
             "stop": self._stop,
             "kill": self._kill,
             "pause": self._pause,
@@ -67,20 +62,10 @@ class RedisRig:
 
     @property
     def url(self) -> str:
-        address = self.server.url(self._query)
-        if self._proxy is None:
-            return address
-        return address.replace(f":{self.server.port}", f":{self._proxy.port}")
+        return self.through_proxy(self.server.url(self._query))
 
-    async def start(self) -> None:
-        await asyncio.to_thread(self.server.start)
-        if self._proxied:
-            self._proxy = await Proxy(self.server.port).start()
-
-    async def stop(self) -> None:
-        if self._proxy is not None:
-            await self._proxy.stop()
-        await asyncio.to_thread(self.server.kill)
+    async def answers(self) -> None:
+        await self._call("PING")
 
     async def sync(self, mode: str) -> None:
         """``appendfsync`` from now on, restarts included."""
@@ -95,14 +80,7 @@ class RedisRig:
     async def _call(self, *args: str) -> bytes:
         return await asyncio.to_thread(self.server.call, *args)
 
-    # --- the faults: random numbers, how long it lasts at most ---------------------------------
-
-    async def suffer(self, name: str, rnd: random.Random, hold_s: float) -> None:
-        self.disturbed += 1
-        try:
-            await self.faults[name](rnd, hold_s)
-        finally:
-            self.disturbed += 1
+    # --- the faults ----------------------------------------------------------------------------
 
     async def _stop(self, rnd: random.Random, hold_s: float) -> None:
         await asyncio.to_thread(self.server.stop)
@@ -112,12 +90,6 @@ class RedisRig:
     async def _kill(self, rnd: random.Random, hold_s: float) -> None:
         async with self._down():
             await rest(hold_s / 2)
-
-    async def _pause(self, rnd: random.Random, hold_s: float) -> None:
-        self.server.signal(signal.SIGSTOP)
-        await rest(hold_s)
-        self.server.signal(signal.SIGCONT)
-        await self._call("PING")
 
     async def _cut(self, rnd: random.Random, hold_s: float) -> None:
         for _ in range(rnd.randint(2, 8)):
@@ -133,16 +105,6 @@ class RedisRig:
         await self._call("REPLICAOF", "127.0.0.1", NOBODY)
         await rest(hold_s)
         await self._call("REPLICAOF", "NO", "ONE")
-
-    async def _hole(self, rnd: random.Random, hold_s: float) -> None:
-        """Nothing arrives; later, perhaps only on new connections at first, all of it does."""
-        assert self._proxy is not None
-        self._proxy.hold()
-        await rest(hold_s)
-        if rnd.random() < 0.5:
-            self._proxy.let_new_through()
-            await rest(hold_s * rnd.random())
-        self._proxy.let_go()
 
     async def _truncate(self, rnd: random.Random, hold_s: float) -> None:
         """The end of its log is gone after a crash."""

@@ -7,13 +7,9 @@ is well when there is room. Failing: it stops, says so in one line, and promises
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
-import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +18,8 @@ import pytest
 
 from crash.shim import Shimmed, frames
 from support.daemon import Daemon
+from support.http_asking import ask
+from support.mounts import may_mount, mount
 from support.raw import Raw
 from tickwheel.api.frames import FrameType
 from tickwheel.errors import BY_CODE
@@ -50,7 +48,7 @@ class SmallDisk(Disk):
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "disk"
         self.folder.mkdir()
-        assert _mount(self.folder)
+        assert mount(self.folder, DISK_BYTES)
         store = f"sqlite:///{self.folder / 'store.db'}"
         self.daemon = Daemon(folder / "daemon", store=store, http=True)
 
@@ -85,24 +83,8 @@ class RefusingDisk(Disk):
         """There is nothing to remove."""
 
 
-def _mount(folder: Path) -> bool:
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
-    try:
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
-    except OSError:
-        return False
-
-
-def _may_mount() -> bool:
-    with tempfile.TemporaryDirectory() as folder:
-        mounted = _mount(Path(folder))
-        if mounted:
-            subprocess.run(["umount", folder], check=True)
-        return mounted
-
-
 KINDS: dict[str, Callable[[Path], Any]] = {"refusing": RefusingDisk}
-if _may_mount():
+if may_mount():
     KINDS["small"] = SmallDisk
 
 
@@ -115,12 +97,8 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
 
 
 def ready(daemon: Daemon) -> tuple[bool, dict[str, Any]]:
-    try:
-        with urllib.request.urlopen(f"{daemon.http}/readyz", timeout=30) as answer:  # noqa: S310  # our own address
-            return True, json.load(answer)
-    except urllib.error.HTTPError as error:
-        with error:
-            return False, json.load(error)
+    answer = ask(daemon.http, "GET", "/readyz")
+    return answer.status == 200, answer.json
 
 
 def wait_ready(daemon: Daemon) -> None:

@@ -20,7 +20,7 @@ class Story:
 
     def came(
         self, task: int, attempt: int = 1, *, epoch: int = 1, tenant: str = "t", at_ms: int = MS,
-        link: int = 1, due_ms: int | None = None,
+        link: int = 1, due_ms: int | None = None
     ) -> Story:  # fmt: skip
         due_ms = task if due_ms is None else due_ms
         order = next(self._order)

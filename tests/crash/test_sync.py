@@ -115,9 +115,7 @@ def test_every_reply_waits_for_its_sync(shimmed: Callable[..., Shimmed]) -> None
     assert len(calls) == 11
 
 
-def test_pipelined_enqueues_wait_for_their_own_sync(
-    shimmed: Callable[..., Shimmed],
-) -> None:
+def test_pipelined_enqueues_wait_for_their_own_sync(shimmed: Callable[..., Shimmed]) -> None:
     daemon = shimmed().start()
     session = random.Random(SEED).randbytes(16)
     with Raw(daemon.port, session=session) as raw:

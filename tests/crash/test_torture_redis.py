@@ -27,7 +27,8 @@ SHORT = {"kills": 0, "every_place": False}
         pytest.param(
             {"faults": True, "hold_s_max": 1.2, **SHORT}, id="faults", marks=pytest.mark.slow
         ),
-        pytest.param({"daemons": 2, **SHORT}, id="failover"),
+        # Takeovers: e2e/test_failover.py, persistence/redis/test_redis_sentinel.py.
+        pytest.param({"daemons": 2, **SHORT}, id="failover", marks=pytest.mark.slow),
         pytest.param(
             {"mirror": False, "faults": True, "hold_s_max": 1.2, **SHORT},
             id="faults-no-mirror",

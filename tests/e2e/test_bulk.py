@@ -20,13 +20,9 @@ from support.waiting import rest
 from tickwheel import (
     BadRequest,
     Client,
-    Conflict,
     NotFound,
-    SendTimeout,
     Task,
-    TaskSelectionKeywords,
 )
-from tickwheel.sync import Client as SyncClient
 
 HOUR_S = 3_600
 MANY = 4_000
@@ -39,41 +35,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 killed = killed_on("sqlite", "redis", "asyncio-redis", "postgresql")
-
-
-async def test_the_client_runs_every_bulk_verb(client: Client, topic: str) -> None:
-    tasks = [
-        Task(topic, b"", delay=HOUR_S, tag="ab"[n % 2], key=f"k{n}", properties={"n": n})
-        for n in range(20)
-    ]
-    receipts = await client.enqueue_many(tasks)
-    later = datetime.now(UTC) + timedelta(hours=3)
-    few: TaskSelectionKeywords = {"where": "n < 5", "tags": "a"}
-    tried = await client.preview_bulk("cancel", topic, few)
-    assert (tried.looked_at, tried.matched, tried.would_change) == (20, 3, 3)
-    assert tried.examples == tuple(receipts[n].id for n in (0, 2, 4))
-    bulk = await client.cancel(topic=topic, filter=few, id=f"{topic}-1")
-    bulk = await client.wait_bulk(bulk.id, timeout=20)
-    assert (bulk.state, bulk.changed, bulk.refused) == ("done", 3, {})
-    assert bulk.ended is not None and bulk.ended >= bulk.made
-    assert await client.cancel(topic=topic, filter=few, id=f"{topic}-1") == bulk
-    with pytest.raises(Conflict):
-        await client.cancel(topic=topic, filter={"where": "n < 6"}, id=f"{topic}-1")
-    moved = await client.reschedule(topic=topic, filter={"key_prefix": "k1"}, shift=-60)
-    assert (await client.wait_bulk(moved.id)).changed == 11
-    assert (await client.lookup(receipts[1].id)).due_ms == receipts[1].due_ms - 60_000
-    sooner = receipts[3].due - timedelta(seconds=1)
-    moved = await client.reschedule(topic=topic, filter={"due_to": sooner}, at=later)
-    assert (await client.wait_bulk(moved.id)).changed == 11
-    moved = await client.run_now(topic=topic, filter={"due_from": later, "state": "scheduled"})
-    assert (await client.wait_bulk(moved.id)).changed == 11
-    items = [item async for item in client.list_bulk(topic=topic, state="done", limit=3)]
-    assert [item.kind for item in items] == ["run_now", "reschedule", "reschedule"]
-    slow = await client.cancel(topic=topic, filter={}, rate=0.01)
-    with pytest.raises(SendTimeout, match="still running"):
-        await client.wait_bulk(slow.id, timeout=0.1)
-    assert (await client.cancel_bulk(slow.id)).state == "cancelled"
-    assert (await client.wait_bulk(slow.id)).is_over
 
 
 async def test_invalid_bulk_calls_raise(client: Client, topic: str) -> None:
@@ -101,15 +62,6 @@ async def test_invalid_bulk_calls_raise(client: Client, topic: str) -> None:
         await client.show_bulk("never")
 
 
-def test_the_synchronous_client_runs_bulk_verbs(running: Daemon) -> None:
-    with SyncClient(running.url) as client:
-        client.enqueue_many([Task("sync", b"", delay=HOUR_S)] * 3)
-        assert client.preview_bulk("cancel", "sync", {}).matched == 3
-        bulk = client.wait_bulk(client.cancel(topic="sync", filter={}).id, timeout=20)
-        assert (bulk.state, bulk.changed) == ("done", 3)
-        assert [task.id for task in client.list_bulk(topic="sync")] == [bulk.id]
-
-
 async def test_a_bulk_resumes_after_kills(killed: Daemon) -> None:
     """Each task is moved once, however often the daemon dies on the way."""
     await killed.astart()
@@ -132,6 +84,7 @@ async def test_a_bulk_resumes_after_kills(killed: Daemon) -> None:
         assert by_id == dues
 
 
+@pytest.mark.slow  # server/shard/test_spread.py: over a restart
 async def test_a_spread_resumes_after_kills(killed: Daemon) -> None:
     """All of a crowd are in the window in the end, none of them twice, and no tick has many."""
     await killed.astart()
@@ -153,6 +106,7 @@ async def test_a_spread_resumes_after_kills(killed: Daemon) -> None:
         assert heaviest <= 2 * MANY // 400, "one tick had all of them"
 
 
+@pytest.mark.slow  # a bulk operation over kills: above; takeovers: test_failover.py
 async def test_a_standby_resumes_a_bulk(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
     server = RedisServer(tmp_path / "redis").start()
     await asyncio.to_thread(server.lay_out)
@@ -210,75 +164,3 @@ def test_commands_run_bulk_operations(running: Daemon) -> None:
     assert "cancelled" in cli.run("bulk", "show", slow).stdout.decode()
     listed = cli.run("bulk", "list", "--state", "done").stdout.decode()
     assert bulk["id"] in listed and slow not in listed
-
-
-def test_tasks_are_spread_by_command_and_synchronous_client(running: Daemon) -> None:
-    cli, topic = Cli(running), "--topic=crowd"
-    nine = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=3)
-    with SyncClient(running.url) as client:
-        receipts = client.enqueue_many([Task("crowd", b"", at=nine, key="k")] * 40)
-        ids = [receipt.id for receipt in receipts]
-        bulk = cli.one("reschedule", topic, "--all", "--spread", "20s", "--wait")
-        assert (bulk["kind"], bulk["changed"], bulk["arguments"]) == (
-            "spread", 40, {"within_ms": 20_000},
-        )  # fmt: skip
-        dues = [task.due for task in client.lookup_many(ids)]
-        assert all(due and nine <= due < nine + timedelta(seconds=20) for due in dues)
-        later = nine + timedelta(hours=1)
-        moved = client.spread(topic="crowd", key="k", start=later, end=later + timedelta(minutes=1))
-        assert [outcome.status for outcome in moved] == ["scheduled"] * 40
-        assert len({outcome.due_ms for outcome in moved}) == 40
-        assert client.spread(ids[0], within=5).status == "scheduled"
-        assert [item.id for item in client.spread_many(ids[:2], within=5)] == ids[:2]
-    message = cli.json(
-        "reschedule", str(ids[0]), str(ids[1]), "--spread", "5s", "--at", nine.isoformat()
-    )
-    assert [entry["status"] for entry in message] == ["scheduled"] * 2
-    tried = cli.one("reschedule", topic, "--all", "--spread", "20s", "--dry-run")
-    assert (tried["matched"], tried["would_change"]) == (40, 40)
-    message = cli.fails(2, "reschedule", topic, "--all", "--spread", "20s", "--delay", "1h")
-    assert "--spread cannot be combined with --delay" in message
-
-
-def test_dead_letter_commands_take_filters(running: Daemon) -> None:
-    cli = Cli(running)
-    with SyncClient(running.url) as client:
-        client.create_group("clidead", "g")
-        client.enqueue_many([Task("clidead", b"", tag=tag) for tag in "aab"])
-        dead = 0
-        while dead < 3:
-            for delivery in client.pull("clidead", group="g", max=3, wait=10):
-                delivery.reject("no")
-                dead += 1
-    topic = "--topic=clidead"
-    assert cli.one("dead", "requeue", topic, "--tags", "a", "--dry-run")["would_change"] == 2
-    assert cli.one("dead", "requeue", topic, "--tags", "b", "--wait")["changed"] == 1
-    assert "2 dead letters of topic clidead" in cli.fails(1, "dead", "delete", topic, "--tags", "a")
-    assert cli.one("dead", "delete", topic, "--tags", "a", "--yes", "--wait")["changed"] == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("cancel", "--where", "n > 1"), "by topic and filter"),
-        (("cancel", "--topic", "cli", "--yes"), "or --all"),
-        (("cancel", "7", "--where", "n > 1"), "select tasks by ids, by topic and key"),
-        (
-            ("cancel", "--topic", "cli", "--key", "k", "--dry-run"),
-            "select tasks by ids, by topic and key",
-        ),
-        (("cancel", "--topic", "cli", "--where", "n >", "--yes"), "where, character"),
-        (
-            ("reschedule", "--topic", "cli", "--all"),
-            "give exactly one of --delay, --at, --shift, --spread",
-        ),
-        (("dead", "requeue", "7", "--where", "n > 1"), "cannot be combined with --where"),
-        (("cancel", "--topic", "cli", "--due-from", "soon"), "neither an ISO-8601 time"),
-    ],
-)
-def test_invalid_bulk_commands_are_usage_errors(
-    running: Daemon, arguments: tuple[str, ...], says: str
-) -> None:
-    cli = Cli(running)
-    cli.run("enqueue", "cli", "x", "--delay", "1h")
-    assert says in cli.fails(2, *arguments)

@@ -112,7 +112,7 @@ def test_an_invalid_line_reports_the_tasks_enqueued_before(cli: Cli) -> None:
     assert "line 2001: field body" in error
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+@pytest.mark.parametrize("kind", ["jsonl", pytest.param("csv", marks=pytest.mark.slow)])
 def test_an_interrupted_file_can_be_resumed(cli: Cli, tmp_path: Path, kind: str) -> None:
     count, topic, options = 20_000, f"file-{kind}", ("--delay", "1h", "--if-pending", "keep")
     source = tmp_path / f"tasks.{kind}"
@@ -218,7 +218,7 @@ def test_every_command_is_listed_as_reading_or_not() -> None:
     assert sorted(commands(typer.main.get_command(app))) == sorted([*LOOKS, *NO_LOOKS])
 
 
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_reading_commands_change_no_state(make_daemon: Make, tmp_path: Path, shards: int) -> None:
     """Commands that look leave groups, leases and attempts as they are; so do `--no-ack` and
     `--follow`, which are given what is due all the same."""
@@ -379,16 +379,6 @@ def test_a_wrong_token_is_one_line(make_daemon: Make) -> None:
     assert cli.one("stats", "--token", "right")["store_ok"] is True
 
 
-def test_a_stopped_daemon_is_one_line(cli: Cli, daemon: Daemon) -> None:
-    daemon.kill()
-    assert "unreachable" in cli.fails(3, "enqueue", "orders", "x")
-
-
-def test_daemon_errors_are_one_line_with_their_code(cli: Cli) -> None:
-    assert "due_too_far" in cli.fails(2, "enqueue", "orders", "x", "--delay", "9999w")
-    assert "bad_request" in cli.fails(2, "enqueue", "no spaces please", "x")
-
-
 def test_a_backup_passes_the_offline_check(cli: Cli, daemon: Daemon) -> None:
     for number in range(3):
         cli.one("enqueue", "orders", str(number), "--delay", "1h")
@@ -405,11 +395,6 @@ def test_a_backup_passes_the_offline_check(cli: Cli, daemon: Daemon) -> None:
         damaged.execute("UPDATE meta SET value = 0 WHERE key = 'id_mark'")
     damaged.close()
     assert "above the id mark" in cli.run("check", "--store", copy, expect=1).stdout.decode()
-
-
-def test_a_second_daemon_on_one_store_is_refused(daemon: Daemon, cli: Cli) -> None:
-    finished = cli.run("serve", "--store", daemon.store, "--listen", "tcp://127.0.0.1:0", expect=1)
-    assert b"in use" in finished.stdout + finished.stderr
 
 
 def test_serve_reads_flags_before_environment_before_file(

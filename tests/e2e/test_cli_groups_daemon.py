@@ -6,8 +6,6 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -15,45 +13,13 @@ from e2e.cli_runner import TIMEOUT_S, Cli
 from e2e.terminal import Terminal
 from support.daemon import Daemon
 
-Make = Callable[..., Daemon]
-
 
 @pytest.fixture
 def cli(daemon: Daemon) -> Cli:
     return Cli(daemon)
 
 
-def _groups(cli: Cli, topic: str) -> dict[str, dict[str, Any]]:
-    return {group["group"]: group for group in cli.json("groups", topic)}
-
-
 # --- groups ----------------------------------------------------------------------------------
-
-
-def test_a_created_group_survives_kill_9(cli: Cli, daemon: Daemon) -> None:
-    made = cli.one(
-        "groups", "create", "orders", "billing", "--retry", "fixed:delay=50ms,retries=3",
-        "--rate", "500", "--burst", "20",
-    )  # fmt: skip
-    assert (made["topic"], made["group"], made["created"]) == ("orders", "billing", True)
-    assert (made["rate"], made["burst"], made["paused"]) == (500, 20, False)
-    assert (made["retry"]["kind"], made["retry"]["delay_ms"]) == ("fixed", 50)
-    cli.one("groups", "create", "orders", "mail")
-    again = cli.run("groups", "create", "orders", "billing", "--rate", "1")
-    assert b"already exists" in again.stderr
-    task_id = cli.one("enqueue", "orders", "x")["id"]
-    daemon.restart(kill=True)
-    groups = _groups(cli, "orders")
-    assert sorted(groups) == ["billing", "mail"]
-    assert (groups["billing"]["rate"], groups["billing"]["ready"]) == (500, 1)
-    for group in groups:
-        result = cli.one("subscribe", "orders", "--group", group, "--max", "1")
-        assert (result["id"], result["group"]) == (task_id, group)
-    table = cli.run("groups").stdout.decode().splitlines()
-    assert table[0].split()[:2] == ["topic", "group"]
-    assert "fixed x3" in table[1]
-    assert "500/s burst 20" in table[1]
-    assert "not_found" in cli.fails(4, "groups", "nosuch")
 
 
 def test_on_a_terminal_deleting_asks_first(cli: Cli) -> None:
@@ -67,104 +33,16 @@ def test_on_a_terminal_deleting_asks_first(cli: Cli) -> None:
     with Terminal(cli.command("groups", "delete", "orders", "billing")) as terminal:
         terminal.read_until("[y/N]")
         assert terminal.end(signal.SIGINT) == 130  # Ctrl-C
-    assert list(_groups(cli, "orders")) == ["billing"]
+    assert [group["group"] for group in cli.json("groups", "orders")] == ["billing"]
     with Terminal(cli.command("groups", "delete", "orders", "billing")) as terminal:
         terminal.read_until("[y/N]")
         terminal.type("y\n")
         terminal.read_until("deleted with 1 ready")
         assert terminal.end() == 0
-    assert _groups(cli, "orders") == {}
-
-
-# --- topics ----------------------------------------------------------------------------------
-
-
-def test_topics_show_counts_pauses_and_rates(cli: Cli) -> None:
-    cli.one("groups", "create", "orders", "billing")
-    cli.one("enqueue", "orders", "x")
-    cli.one("enqueue", "orders", "y", "--delay", "1h")
-    cli.one("pause", "orders")
-    cli.one("rate", "orders", "50")
-    (topic,) = cli.json("topics")
-    assert (topic["topic"], topic["scheduled"], topic["ready"]) == ("orders", 1, 1)
-    assert (topic["paused"], topic["rate"], topic["enqueued"]) == (True, 50, 2)
-    assert topic["oldest_ready_ms"] >= 0
-    head, row = cli.run("topics").stdout.decode().splitlines()
-    assert head.split()[:4] == ["topic", "scheduled", "ready", "in"]
-    assert row.split()[:3] == ["orders", "1", "1"]
-    assert "paused" in row
-    assert "50/s" in row
-
-
-def test_a_paused_topic_delivers_no_tasks_over_a_restart(cli: Cli, daemon: Daemon) -> None:
-    assert cli.one("pause", "orders")["paused"] is True
-    task_id = cli.one("enqueue", "orders", "x")["id"]
-    daemon.restart(kill=True)
-    command = cli.command("subscribe", "orders", "--max", "1", "--json")
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as subscriber:
-        while not cli.json("groups", "orders"):  # until it has subscribed
-            pass
-        assert cli.one("topics")["ready"] == 1
-        assert cli.run("resume", "orders").stdout.decode() == "orders  active  no rate limit\n"
-        assert task_id.encode() in subscriber.communicate(timeout=TIMEOUT_S)[0]
-
-
-def test_a_rate_limits_deliveries(cli: Cli) -> None:
-    limited = cli.one("rate", "orders", "20", "--burst", "1")
-    assert (limited["rate"], limited["burst"]) == (20, 1)
-    lines = b'{"body": "x"}\n' * 11
-    cli.json("enqueue", "orders", "--from", "-", stdin=lines)
-    answer = cli.json("subscribe", "orders", "--max", "11")
-    spread_ms = answer[-1]["delivered_ms"] - answer[0]["delivered_ms"]
-    assert spread_ms >= 450  # ten gaps of 50 ms, less what one tick may round
-    free = cli.one("rate", "orders", "none")
-    assert (free["rate"], free["burst"]) == (None, None)
+    assert cli.json("groups", "orders") == []
 
 
 # --- policies --------------------------------------------------------------------------------
-
-
-def test_policies_are_set_shown_and_cleared(cli: Cli, daemon: Daemon) -> None:
-    cli.one("groups", "create", "orders", "billing")
-    cli.one("policy", "set", "orders", "exponential:base=1s,factor=3,cap=1m,retries=4,jitter=0")
-    cli.one("policy", "set", "orders", "rocketmq", "--group", "billing")
-    daemon.restart(kill=True)
-    of_topic, of_group = cli.json("policy", "show", "orders")
-    assert (of_topic["group"], of_topic["from"]) == (None, "topic")
-    assert (of_topic["retry"]["base_ms"], of_topic["retry"]["retries"]) == (1_000, 4)
-    assert (of_group["group"], of_group["retry"]["name"]) == ("billing", "rocketmq")
-    shown = cli.run("policy", "show", "orders").stdout.decode()
-    assert "exponential:base=1s,factor=3,cap=1m,retries=4,jitter=0" in shown
-    assert "rocketmq (table:10s,30s,1m," in shown
-    cli.one("policy", "clear", "orders", "--group", "billing")
-    (of_group,) = cli.json("policy", "show", "orders", "--group", "billing")
-    assert (of_group["retry"], of_group["from"]) == (None, "topic")
-    cli.one("policy", "clear", "orders")
-    assert "the daemon's default" in cli.run("policy", "show", "orders").stdout.decode()
-    assert "not_found" in cli.fails(4, "policy", "show", "nosuch")
-    assert "nosuch" in cli.fails(2, "policy", "set", "orders", "nosuch")
-
-
-def test_a_tasks_policy_applies_and_show_counts_retries(cli: Cli) -> None:
-    cli.one("policy", "set", "orders", "fixed:delay=1h,retries=9")
-    task_id = cli.one("enqueue", "orders", "x", "--retry", "fixed:delay=10ms,retries=2")["id"]
-    for failures, result, left in ((0, "retrying", 2), (1, "retrying", 1), (2, "dead", 0)):
-        (tried,) = cli.json("subscribe", "orders", "--max", "1", "--exec", "exit 3")
-        assert (tried["failures"], tried["result"]) == (failures, result)
-        assert cli.one("show", task_id)["groups"]["default"]["retries_left"] == left
-    assert "retries left" in cli.run("show", task_id).stdout.decode()
-
-
-def test_policies_in_bulk_lines(cli: Cli) -> None:
-    lines = (
-        b'{"body": "a", "retry": "none"}\n'
-        b'{"body": "b", "retry": {"kind": "fixed", "delay_ms": 10, "retries": 1}}\n'
-    )
-    cli.json("enqueue", "orders", "--from", "-", stdin=lines)
-    tries = cli.json("subscribe", "orders", "--max", "3", "--exec", "exit 1")
-    assert sorted((t["body"], t["attempt"], t["result"]) for t in tries) == [
-        ("a", 1, "dead"), ("b", 1, "retrying"), ("b", 2, "dead"),
-    ]  # fmt: skip
 
 
 def test_subscribe_sets_the_groups_policy(cli: Cli) -> None:
@@ -182,17 +60,6 @@ def test_subscribe_sets_the_groups_policy(cli: Cli) -> None:
 
 
 # --- other ways to subscribe -----------------------------------------------------------------
-
-
-def test_at_most_once_is_acked_before_it_is_printed(cli: Cli, daemon: Daemon) -> None:
-    task_id = cli.one("enqueue", "orders", "x")["id"]
-    result = cli.one(
-        "subscribe", "orders", "--max", "1", "--ack", "on_delivery", "--exec", "exit 7"
-    )
-    assert (result["id"], result["exit_code"], result["result"]) == (task_id, 7, "done")
-    daemon.restart(kill=True)
-    assert cli.one("show", task_id)["state"] == "acked"
-    assert cli.one("stats")["dead"] == 0
 
 
 def test_a_broadcast_gets_tasks_in_addition_to_groups(cli: Cli) -> None:
@@ -254,33 +121,7 @@ def test_purge_asks_on_a_terminal_and_elsewhere_wants_yes(cli: Cli) -> None:
     assert cli.one("dead", "purge", "--yes")["deleted"] == 1
 
 
-def test_dead_show_has_every_failure(cli: Cli) -> None:
-    task_id = cli.one("enqueue", "orders", "x", "--retry", "fixed:delay=10ms,retries=2")["id"]
-    cli.json("subscribe", "orders", "--max", "3", "--exec", "exit $TICKWHEEL_ATTEMPT")
-    group = cli.one("dead", "show", task_id)["groups"]["default"]
-    assert [(f["attempt"], f["reason"]) for f in group["failures"]] == [
-        (1, "exit code 1"), (2, "exit code 2"), (3, "exit code 3"),
-    ]  # fmt: skip
-    assert group["retries_left"] == 0
-    shown = cli.run("dead", "show", task_id).stdout.decode()
-    assert shown.index("exit code 1") < shown.index("exit code 2") < shown.index("exit code 3")
-
-
 # --- top -------------------------------------------------------------------------------------
-
-
-def test_top_once_prints_one_picture_with_rates(cli: Cli) -> None:
-    cli.one("groups", "create", "orders", "billing")
-    cli.one("enqueue", "orders", "x")
-    frame = cli.one("top", "--once", "--interval", "200ms")
-    assert (frame["role"], frame["ready"], frame["reconnecting"]) == ("active", 1, False)
-    assert frame["enqueued_per_s"] == 0
-    (topic,) = frame["topics"]
-    assert (topic["topic"], topic["ready"]) == ("orders", 1)
-    assert topic["groups"][0]["group"] == "billing"
-    text = cli.run("top", "--once", "--interval", "50ms").stdout.decode()
-    assert "active" in text.splitlines()[0]
-    assert "late p50 / p99" in text
 
 
 def test_top_is_sorted_filtered_scrolled_and_ended_by_keys(cli: Cli) -> None:

@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
 from support.daemon import Daemon
 from support.waiting import WAIT_S, soon
-from tickwheel import Client, Delivery, Task, errors
+from tickwheel import Client, Delivery, Retry, Task, errors
 from tickwheel.client import Subscription
-
-HOUR = 3600
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    folder = tmp_path_factory.mktemp("client")
-    with Daemon(folder, retry_base_s=0.05, retry_jitter=0, retry_max=2) as daemon:
-        yield daemon
-        assert "Traceback" not in daemon.log_text()
 
 
 async def take(subscription: Subscription, count: int = 1) -> list[Delivery]:
@@ -54,21 +43,6 @@ async def test_every_field_arrives(client: Client, topic: str) -> None:
     assert (await client.lookup(receipt.id)).state == "acked"
 
 
-async def test_no_task_is_early(client: Client, topic: str) -> None:
-    delays = [0.01 * i for i in range(30)]
-    receipts = await client.enqueue_many(
-        Task(topic, b"%d" % i, delay=d) for i, d in enumerate(delays)
-    )
-    async with client.subscribe(topic) as deliveries:
-        result = await take(deliveries, 30)
-        assert {d.id: d.due_ms for d in result} == {r.id: r.due_ms for r in receipts}
-        assert all(d.delivered_ms >= d.due_ms for d in result)
-        await asyncio.gather(*(d.ack() for d in result))
-    stats = await client.stats()
-    assert stats.raw["early"] == 0
-    assert stats.topics[topic].acked == 30
-
-
 async def test_fifty_thousand_tasks_pass_through_a_client(client: Client, topic: str) -> None:
     """Many frames, the window, acks by the hundred: each task comes once, and all come."""
     count = 50_000
@@ -86,106 +60,7 @@ async def test_fifty_thousand_tasks_pass_through_a_client(client: Client, topic:
     assert (counts.acked, counts.ready, counts.in_flight) == (count, 0, 0)
 
 
-async def test_an_invalid_concurrent_enqueue_fails_alone(client: Client, topic: str) -> None:
-    calls = [client.enqueue(topic, b"%d" % i, delay=HOUR) for i in range(100)]
-    calls.insert(50, client.enqueue(topic, b"bad", delay=HOUR, priority=999))
-    results = await soon(asyncio.gather(*calls, return_exceptions=True))
-    assert isinstance(results.pop(50), errors.BadRequest)
-    assert len({receipt.id for receipt in results}) == 100
-    assert (await client.stats()).topics[topic].scheduled == 100
-
-
-async def test_oneway_arrives_without_an_answer(client: Client, topic: str) -> None:
-    async with client.subscribe(topic) as deliveries:
-        await client.oneway(topic, b"x", key="k")
-        [delivery] = await take(deliveries)
-        assert (delivery.body, delivery.key) == (b"x", "k")
-        await delivery.ack()
-
-
 # --- ends of a delivery ----------------------------------------------------------------------
-
-
-async def test_nack_again_and_again_ends_in_the_dead_letters(client: Client, topic: str) -> None:
-    receipt = await client.enqueue(topic, b"x")
-    async with client.subscribe(topic, group="g") as deliveries:
-        words = []
-        for attempt in (1, 2, 3):
-            [delivery] = await take(deliveries)
-            assert (delivery.id, delivery.attempt) == (receipt.id, attempt)
-            assert delivery.failures == attempt - 1
-            words.append(await delivery.nack(reason=f"reason {attempt}"))
-        assert words == ["retrying", "retrying", "dead"]
-        [letter] = [letter async for letter in client.dead_list(topic=topic)]
-        assert (letter.id, letter.group, letter.attempt) == (receipt.id, "g", 3)
-        assert [failure[2] for failure in letter.failures] == ["reason 1", "reason 2", "reason 3"]
-        assert await client.dead_requeue([(receipt.id, "g")]) == ["requeued"]
-        [delivery] = await take(deliveries)
-        assert (delivery.attempt, delivery.failures) == (4, 0)
-        assert await delivery.reject("never") == "dead"
-    assert await client.dead_delete([(receipt.id, "g"), (5, "g")]) == ["deleted", "unknown"]
-    assert (await client.lookup(receipt.id)).state == "deleted"
-
-
-async def test_nack_with_a_delay_of_its_own(client: Client, topic: str) -> None:
-    await client.enqueue(topic, b"x")
-    async with client.subscribe(topic) as deliveries:
-        [delivery] = await take(deliveries)
-        assert await delivery.nack(delay=0.02) == "retrying"
-        assert await delivery.nack() == "stale"
-        [again] = await take(deliveries)
-        assert again.attempt == 2
-        assert await delivery.ack() == "acked", "an earlier receipt finishes it too"
-        assert await again.ack() == "acked"
-
-
-async def test_extend_and_release(client: Client, topic: str) -> None:
-    await client.enqueue(topic, b"x")
-    async with client.subscribe(topic, lease=10) as deliveries:
-        [delivery] = await take(deliveries)
-        assert await delivery.extend(30) == "extended"
-        assert await delivery.release() == "released"
-        [again] = await take(deliveries)
-        assert (again.attempt, again.failures) == (2, 0), "a release is no failure"
-        await again.ack()
-
-
-async def test_a_lease_that_is_over_brings_it_back(client: Client, topic: str) -> None:
-    await client.enqueue(topic, b"x")
-    async with client.subscribe(topic, lease=0.1) as deliveries:
-        first, second = await take(deliveries, 2)
-        assert (first.attempt, second.attempt) == (1, 2)
-        assert first.id == second.id
-        assert await second.ack() == "acked"
-
-
-async def test_leases_of_buffered_deliveries_are_extended(client: Client, topic: str) -> None:
-    """A slow consumer: the last ones wait for more than a lease."""
-    await client.enqueue_many([Task(topic, b"%d" % i) for i in range(40)])
-    never = asyncio.get_running_loop().create_future()
-    async with client.subscribe(topic, lease=2, prefetch=40) as deliveries:
-        results = []
-        for _ in range(40):
-            [delivery] = await take(deliveries)
-            results.append(delivery)
-            assert await delivery.ack() == "acked"
-            await asyncio.wait({never}, timeout=0.08)
-        assert {delivery.attempt for delivery in results} == {1}
-    assert (await client.stats()).topics[topic].groups["default"].delivered == 40
-
-
-async def test_close_releases_without_a_failure(
-    running: Daemon, client: Client, topic: str
-) -> None:
-    await client.enqueue_many([Task(topic, b"%d" % i) for i in range(10)])
-    async with Client(running.url) as other:
-        first = other.subscribe(topic, prefetch=10)
-        [taken] = await take(first)
-        await taken.ack()
-    async with client.subscribe(topic) as deliveries:
-        result = await take(deliveries, 9)
-        assert {delivery.failures for delivery in result} == {0}
-        await asyncio.gather(*(delivery.ack() for delivery in result))
 
 
 def raises() -> None:
@@ -237,74 +112,7 @@ async def test_an_ending_program_releases_its_deliveries(
     assert (counts.acked, counts.in_flight) == (5, 0)
 
 
-async def test_prefetch_limits_deliveries_in_flight(client: Client, topic: str) -> None:
-    await client.enqueue_many([Task(topic, b"%d" % i) for i in range(20)])
-    async with client.subscribe(topic, prefetch=3) as deliveries:
-        result = await take(deliveries, 3)
-        await client.ping()
-        assert (await client.stats()).topics[topic].in_flight == 3
-        for _ in range(17):
-            await result.pop(0).ack()
-            result += await take(deliveries)
-        await asyncio.gather(*(delivery.ack() for delivery in result))
-
-
-async def test_each_group_gets_each_task(client: Client, topic: str) -> None:
-    async with (
-        client.subscribe(topic, group="a") as first,
-        client.subscribe(topic, group="b") as second,
-    ):
-        await client.enqueue(topic, b"x")
-        for deliveries in (first, second):
-            [delivery] = await take(deliveries)
-            assert await delivery.ack() == "acked"
-
-
-async def test_pull_returns_due_tasks(client: Client, topic: str) -> None:
-    assert await client.pull(topic) == []
-    waiting = asyncio.ensure_future(client.pull(topic, max=2, wait=WAIT_S))
-    await client.ping()
-    await client.enqueue_many([Task(topic, b"a"), Task(topic, b"b"), Task(topic, b"c")])
-    result = await soon(waiting)
-    assert 1 <= len(result) <= 2
-    while len(result) < 3:
-        result += await soon(client.pull(topic, wait=WAIT_S))
-    assert sorted(d.body for d in result) == [b"a", b"b", b"c"]
-    assert {await d.ack() for d in result} == {"acked"}
-
-
-async def test_a_cancelled_pull_loses_no_task(client: Client, topic: str) -> None:
-    pulling = asyncio.ensure_future(client.pull(topic, wait=WAIT_S))
-    await client.ping()
-    pulling.cancel()
-    await asyncio.gather(pulling, return_exceptions=True)
-    await client.enqueue(topic, b"x")
-    [delivery] = await soon(client.pull(topic, wait=WAIT_S))
-    assert delivery.failures == 0
-    await delivery.ack()
-
-
 # --- by id, lists, counts --------------------------------------------------------------------
-
-
-async def test_listings_are_paged(client: Client, topic: str) -> None:
-    receipts = await client.enqueue_many([Task(topic, b"x", delay=HOUR) for _ in range(2500)])
-    listed = [task.id async for task in client.list_tasks(topic=topic)]
-    assert listed == [receipt.id for receipt in receipts]
-    some = [task.id async for task in client.list_tasks(topic=topic, limit=1200)]
-    assert some == listed[:1200]
-    assert [t async for t in client.list_tasks(topic=topic, state="dead")] == []
-    words = await client.cancel_many(listed)
-    assert set(words) == {"cancelled"}
-
-
-async def test_a_wrong_token_is_refused_at_once(make_daemon: Any) -> None:
-    daemon = make_daemon(env={"TICKWHEEL_SERVE_TOKEN": "right"}).start()
-    for token in (None, "wrong"):
-        with pytest.raises(errors.Unauthorized):
-            await soon(Client(daemon.url, token=token).connect())
-    async with Client(daemon.url, token="right") as client:
-        await client.ping()
 
 
 async def test_three_hundred_starts_and_stops(running: Daemon) -> None:
@@ -315,3 +123,89 @@ async def test_three_hundred_starts_and_stops(running: Daemon) -> None:
     async with Client(running.url) as client:
         stats = await client.stats()
     assert stats.raw["sessions"] < 50, "sessions that said BYE, or were never used, are forgotten"
+
+
+# --- groups and policies --------------------------------------------------------------------
+
+ROCKETMQ_MS = (
+    10_000, 30_000, 60_000, 120_000, 180_000, 240_000, 300_000, 360_000, 420_000, 480_000,
+    540_000, 600_000, 1_200_000, 1_800_000, 3_600_000, 7_200_000,
+)  # fmt: skip
+
+
+async def one(client: Client, topic: str, group: str = "default") -> Delivery:
+    [delivery] = await soon(client.pull(topic, group=group, max=1, wait=WAIT_S))
+    result: Delivery = delivery
+    return result
+
+
+async def test_the_daemon_returns_policies_as_set(client: Client, topic: str) -> None:
+    for policy in (
+        Retry.exponential(1, 3, 50, 4, 0.5), Retry.fixed(2.5, 3), Retry.table([1, 2, 3]),
+        Retry.none(),
+    ):  # fmt: skip
+        kept = (await client.configure(topic, retry=policy)).retry
+        assert kept is not None and kept.to_wire() == policy.to_wire()
+    named = (await client.configure(topic, retry=Retry.table("rocketmq"))).retry
+    assert named is not None
+    assert (named.name, named.kind, named.delays_ms) == ("rocketmq", "table", ROCKETMQ_MS)
+    assert (await client.configure(topic, retry=None)).retry is None
+    partly = (await client.configure(topic, retry=Retry.of({"kind": "fixed", "delay_ms": 5}))).retry
+    assert partly is not None and (partly.delay_ms, partly.retries) == (5, 16)
+    with pytest.raises(errors.BadRequest):
+        await client.configure(topic, retry=Retry.named("nobody-knows-it"))
+
+
+async def test_groups_start_at_the_given_position(client: Client, topic: str) -> None:
+    await client.create_group(topic, "first")
+    receipt = await client.enqueue(topic, b"before")
+    await client.create_group(topic, "now")
+    await client.create_group(topic, "all", start="first")
+    await client.create_group(topic, "at", start=receipt.due)
+    await client.create_group(topic, "later", start=receipt.due + timedelta(milliseconds=1))
+    for group in ("first", "all", "at"):
+        assert (await one(client, topic, group)).body == b"before"
+    assert await client.pull(topic, group="later") == []
+    since_ms = (await client.stats()).topics[topic].groups["now"].since_ms
+    assert abs(since_ms - receipt.due_ms) < 60_000
+    # Mostly a few milliseconds after the task, and then it is not owed it. In this very
+    # millisecond it is; and so it is where the wall clock has gone back between the two.
+    if since_ms > receipt.due_ms:
+        assert await client.pull(topic, group="now") == []
+    else:
+        assert (await one(client, topic, "now")).body == b"before"
+
+
+# --- drains and restarts -----------------------------------------------------------------------
+
+
+async def test_a_client_reconnects_after_a_drain(daemon: Daemon) -> None:
+    async with (
+        Client(daemon.url, send_timeout=10) as client,
+        client.subscribe("t") as deliveries,
+    ):
+        await client.enqueue("t", b"before")
+        first = await soon(anext(deliveries))
+        stopping = asyncio.ensure_future(daemon.aterminate())
+        assert await soon(first.ack()) in ("acked", "done")
+        assert await soon(stopping) == 0
+        during = client.enqueue_nowait("t", b"during")
+        await daemon.astart()
+        assert (await soon(during)).id
+        second = await soon(anext(deliveries))
+        assert (second.body, second.attempt) == (b"during", 1)
+        assert await soon(second.ack()) == "acked"
+
+
+async def test_leases_of_buffered_deliveries_survive_a_restart(daemon: Daemon) -> None:
+    async with Client(daemon.url, send_timeout=10) as client:
+        await client.enqueue_many([Task("t", b"%d" % i) for i in range(5)])
+        async with client.subscribe("t") as deliveries:
+            results = [await soon(anext(deliveries))]
+            await daemon.arestart(kill=False)
+            while len(results) < 5:
+                results.append(await soon(anext(deliveries)))
+            assert {delivery.attempt for delivery in results} == {1}
+            words = await soon(asyncio.gather(*(delivery.ack() for delivery in results)))
+            assert set(words) <= {"acked", "done"}
+            assert len({delivery.id for delivery in results}) == 5

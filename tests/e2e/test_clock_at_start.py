@@ -5,11 +5,8 @@ Each daemon follows a clock file of its own (``tickwheel.clock``); the machine's
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from typing import Any
 import pytest
 
 from support.daemon import Daemon
+from support.http_asking import ask
 from support.raw import Raw
 from support.redis_server import RedisServer
 from support.steering import WallClock
@@ -45,15 +43,6 @@ def pulled(daemon: Daemon, wait_ms: int = 0) -> list[bytes]:
         if items:
             raw.call(T.ACK, "t", "g", epoch, [i[0] for i in items], [i[1] for i in items])
         return [item[3] for item in items]
-
-
-def readiness(daemon: Daemon) -> tuple[int, dict[str, Any]]:
-    try:
-        with urllib.request.urlopen(f"{daemon.http}/readyz") as answer:  # noqa: S310  # our own
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)
 
 
 @pytest.fixture
@@ -94,8 +83,8 @@ def test_a_clock_a_month_ahead_fires_no_task(tmp_path: Path) -> None:
             assert pulled(daemon, 300) == []
             daemon.kill()
         daemon.start()
-        code, answer = readiness(daemon)
-        assert (code, answer["status"]) == (503, "clock_held")
+        answer = ask(daemon.http, "GET", "/readyz")
+        assert (answer.status, answer.json["status"]) == (503, "clock_held")
         until(lambda: " clock_held " in daemon.log_text(), UNTIL_S)
 
         with Raw(daemon.port) as raw:  # what is asked for now works by the time that goes on

@@ -79,9 +79,7 @@ def process(daemon: Daemon) -> Iterator[subprocess.Popen[str]]:
     result.communicate()
 
 
-def test_a_frozen_consumer_buries_no_tasks(
-    make_daemon: Callable[..., Daemon],
-) -> None:
+def test_a_frozen_consumer_buries_no_tasks(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(retry_max=4).start()
     with Raw(daemon.port) as raw, Raw(daemon.port) as dead:
         dead.call(T.SUBSCRIBE, 1, "t", "g", 2, {"lease_ms": LEASE_MS})
@@ -125,9 +123,7 @@ def test_the_tasks_of_a_stopped_process_go_to_others(
         assert process.stdout.readline() == f"{second}\n"
 
 
-def test_heartbeats_need_the_option_of_hello(
-    make_daemon: Callable[..., Daemon],
-) -> None:
+def test_heartbeats_need_the_option_of_hello(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(heartbeat_interval_s=0.3, heartbeat_timeout_s=2).start()
     with (
         Raw(daemon.port) as old,

@@ -292,6 +292,7 @@ def _store_at(daemon: Daemon) -> str:
     return str(json.loads(asked(daemon.http, "/v1/status")[1])["store_at"])
 
 
+@pytest.mark.slow  # the sentinels below; persistence/redis/test_redis_cluster.py
 async def test_the_cluster_of_the_compose_file_fails_over(tmp_path: Path) -> None:
     with composed("compose-cluster.yaml", tmp_path) as redis:
         nodes = redis.named("redis-")

@@ -5,28 +5,17 @@ The smallest limit makes any disk too full.
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 
 from e2e.cli_runner import Cli
 from support.daemon import Daemon
+from support.http_asking import ask
 from support.raw import Raw
 from tickwheel.api.frames import FrameType as T
 from tickwheel.errors import BY_CODE
 
 ANY = "0.0000001"
 FAR_MS = 3_600_000
-
-
-def url_text(url: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310  # our own address
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
 
 
 def test_a_full_disk_refuses_only_new_tasks(make_daemon: Callable[..., Daemon]) -> None:
@@ -45,9 +34,9 @@ def test_a_full_disk_refuses_only_new_tasks(make_daemon: Callable[..., Daemon]) 
         answer = raw.call(T.STATUS)[2]
         assert (answer["state"], answer["store_ok"]) == ("store_full", False)
         assert "disk_refuse" in answer["detail"]
-        status, body = url_text(f"{daemon.http}/readyz")
-        assert (status, json.loads(body)["status"]) == (503, "store_full")
-        assert "\ntickwheel_store_full 1\n" in url_text(f"{daemon.http}/metrics")[1]
+        ready = ask(daemon.http, "GET", "/readyz")
+        assert (ready.status, ready.json["status"]) == (503, "store_full")
+        assert b"\ntickwheel_store_full 1\n" in ask(daemon.http, "GET", "/metrics").body
         # Deliveries, acks, cancels.
         raw.call(T.SUBSCRIBE, 1, "t", "g", 10, {})
         deliver = raw.next()

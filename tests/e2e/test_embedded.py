@@ -16,7 +16,7 @@ import pytest
 
 from support.daemon import Daemon
 from support.redis_server import RedisServer
-from support.waiting import comes, soon, until
+from support.waiting import comes, soon
 from tickwheel import BadRequest, Client, Retry, StoreBroken, TickwheelError, Worker, embedded
 from tickwheel.client.delivery import mark_retrieved
 from tickwheel.inside import _Log
@@ -126,25 +126,6 @@ async def test_a_broken_store_makes_each_call_raise(
         assert (await client.lookup(kept.id)).state == "scheduled"
 
 
-def test_a_broken_store_makes_each_blocking_call_raise(
-    store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def is_broken(client: Any) -> bool:
-        try:
-            client.stats()
-        except StoreBroken:
-            return True
-        except TickwheelError:
-            return False
-        return False
-
-    with embedded(store) as client:
-        monkeypatch.setattr(SqliteStore, "commit", _fails)
-        with pytest.raises(TickwheelError):
-            client.enqueue("t", b"never")
-        until(lambda: is_broken(client))
-
-
 async def test_invalid_embedded_options_are_refused(store: str) -> None:
     with pytest.raises(BadRequest, match="body_bytes_max"):
         embedded(store, body_bytes_max="many")
@@ -223,9 +204,7 @@ LEADING = 240
 NONE = b"*0\r\n"
 
 
-async def test_a_cancelled_start_on_redis_leaves_no_lease(
-    tmp_path: Path,
-) -> None:
+async def test_a_cancelled_start_on_redis_leaves_no_lease(tmp_path: Path) -> None:
     """No connection, and no lease: the next one need not wait until that is over."""
     tasks, server = asyncio.all_tasks(), RedisServer(tmp_path / "redis").start().lay_out()
     try:

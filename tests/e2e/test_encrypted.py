@@ -168,9 +168,7 @@ def test_the_command_line_decrypts_with_its_keys(
     assert "its mode must be 0600 or stricter, not 0644" in cli.fails(2, "show", sealed)
 
 
-def test_the_command_line_rejects_undecodable_bodies(
-    make_daemon: Callable[..., Daemon],
-) -> None:
+def test_the_command_line_rejects_undecodable_bodies(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon()
     daemon.start()
     cli = Cli(daemon)
@@ -204,9 +202,7 @@ def test_schedules_on_the_command_line_are_packed_and_shown(
     assert "encrypted with key 2026-11" in cli.run("schedule", "show", "s").stdout.decode()
 
 
-def test_a_key_rotation_reads_bodies_of_both_keys(
-    make_daemon: Callable[..., Daemon],
-) -> None:
+def test_a_key_rotation_reads_bodies_of_both_keys(make_daemon: Callable[..., Daemon]) -> None:
     async def rotate(url: str) -> list[bytes]:
         old, new = {"2026-10": KEYS["2026-10"]}, KEYS
         async with Client(url, keys=old) as before, Client(url, keys=new) as after:

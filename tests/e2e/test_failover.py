@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
 from support.daemon import Daemon
+from support.http_asking import ask
 from support.raw import Raw
 from support.redis_proxy import Proxy
 from support.redis_server import RedisServer
-from support.waiting import comes, soon, until
-from tickwheel import Client, failpoints
+from support.waiting import comes, until
+from tickwheel import Client
 from tickwheel.api.frames import FrameType as T
-from tickwheel.server import daemon as daemons
-from tickwheel.server.settings import Settings
 
 DAY_MS = 86_400_000
 TAKEOVER_S = 5.0
@@ -83,46 +79,38 @@ def test_a_standby_names_the_leader_and_refuses_work(pair: tuple[Daemon, Daemon]
         assert raw.call(T.PING)[0] == T.OK, "the connection survives"
 
 
-def over_http(daemon: Daemon, path: str) -> tuple[int, dict[str, Any]]:
-    """(status, JSON)"""
-    try:
-        with urllib.request.urlopen(f"{daemon.http}{path}", timeout=60) as response:  # noqa: S310
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)
-
-
-def test_a_standby_names_the_leaders_http_and_each_lists_both(
-    pair: tuple[Daemon, Daemon],
-) -> None:
+def test_a_standby_names_the_leaders_http_and_each_lists_both(pair: tuple[Daemon, Daemon]) -> None:
     active, standby = pair
-    refused, problem = over_http(standby, "/v1/topics")
-    assert (refused, problem["code"]) == (503, "not_active")
+    refused = ask(standby.http, "GET", "/v1/topics")
+    problem = refused.json
+    assert (refused.status, problem["code"]) == (503, "not_active")
     assert (problem["active"], problem["active_http"]) == (active.url, active.http)
     assert active.http in problem["detail"]
-    assert over_http(active, "/v1/topics")[0] == 200
-    assert over_http(standby, "/readyz")[1]["active_http"] == active.http
-    answers = [over_http(item, f"/readyz{how}")[0] for item in pair for how in STANDBY_OK]
+    assert ask(active.http, "GET", "/v1/topics").status == 200
+    assert ask(standby.http, "GET", "/readyz").json["active_http"] == active.http
+    answers = [ask(item.http, "GET", f"/readyz{how}").status for item in pair for how in STANDBY_OK]
     assert answers == [200, 200, 200, 503, 503, 200], "a standby is ready for who asks so, only"
     for daemon in pair:
         until(
-            lambda daemon=daemon: bool(over_http(daemon, "/v1/status")[1]["standbys"]), TAKEOVER_S
+            lambda daemon=daemon: bool(ask(daemon.http, "GET", "/v1/status").json["standbys"]),
+            TAKEOVER_S,
         )  # type: ignore[misc]
-        answer = over_http(daemon, "/v1/status")[1]
+        answer = ask(daemon.http, "GET", "/v1/status").json
         assert (answer["active"]["address"], answer["active"]["http"]) == (active.url, active.http)
         [other] = answer["standbys"]
         assert (other["address"], other["http"]) == (standby.url, standby.http)
     active.kill()
     until(lambda: is_active(standby), TAKEOVER_S)
-    assert over_http(standby, "/v1/topics")[0] == 200
-    assert over_http(standby, "/v1/status")[1]["standbys"] == [], "nobody is its own standby"
+    assert ask(standby.http, "GET", "/v1/topics").status == 200
+    assert ask(standby.http, "GET", "/v1/status").json["standbys"] == [], (
+        "nobody is its own standby"
+    )
     active.start()
-    until(lambda: bool(over_http(standby, "/v1/status")[1]["standbys"]), TAKEOVER_S)
-    assert over_http(active, "/v1/topics")[1]["active_http"] == standby.http
+    until(lambda: bool(ask(standby.http, "GET", "/v1/status").json["standbys"]), TAKEOVER_S)
+    assert ask(active.http, "GET", "/v1/topics").json["active_http"] == standby.http
 
 
-@pytest.mark.parametrize("how", ["killed", "stopped"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("stopped", marks=pytest.mark.slow)])
 def test_the_standby_delivers_after_the_leader_died(pair: tuple[Daemon, Daemon], how: str) -> None:
     active, standby = pair
     epoch = status(active)["epoch"]
@@ -233,34 +221,6 @@ def test_a_single_daemon_recovers_from_a_redis_outage(server: RedisServer, tmp_p
         assert is_active(daemon)
 
 
-@pytest.mark.parametrize("place", ["takeover.elected", "takeover.opened"])
-async def test_a_store_lost_in_the_first_takeover_is_retried(
-    server: RedisServer, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The daemon runs in this process, so that the server is killed exactly there."""
-    server.lay_out()
-    passed: list[str] = []
-
-    def hit(name: str) -> None:
-        if name == place and name not in passed:
-            server.kill()
-        passed.append(name)
-
-    monkeypatch.setattr(failpoints, "hit", hit)
-    settings = Settings(
-        store=server.url(), listen="tcp://127.0.0.1:0", leader_ttl_s=0.5, store_wait_s=1
-    )
-    daemon = daemons.Daemon(settings, Mock())
-    try:
-        await soon(daemon.start())
-        assert daemon.roles.role == "standby" and place in passed
-        server.start()
-        await comes(lambda: daemon.roles.role == "active")
-    finally:
-        await daemon.stop()
-    assert passed.count("takeover.elected") >= 2
-
-
 def test_takeovers_that_fail_over_and_over_are_logged_once(
     pair: tuple[Daemon, Daemon], server: RedisServer
 ) -> None:
@@ -280,20 +240,6 @@ def test_takeovers_that_fail_over_and_over_are_logged_once(
     assert len(re.findall(r" role  .*role=standby", log)) <= 2, "at its start, and after the first"
 
 
-def test_a_standby_names_no_epoch_during_a_takeover(
-    pair: tuple[Daemon, Daemon], server: RedisServer
-) -> None:
-    active, standby = pair
-    epoch = status(active)["epoch"]
-    active.kill()
-    server.call("SET", "{tw:default:0}:leader", "new/1|tcp://127.0.0.1:9|5|0", "PX", 60_000)
-    leader = {"node": "new", "address": "tcp://127.0.0.1:9", "since_ms": 5, "http": None}
-    leader["epoch"] = None
-    until(lambda: bool(status(standby)["active"] == leader), TAKEOVER_S)
-    server.call("HSET", "{tw:default:0}:wheel", "owner", "new/1", "epoch", epoch + 1)
-    until(lambda: bool(status(standby)["active"] == leader | {"epoch": epoch + 1}), TAKEOVER_S)
-
-
 def test_a_live_daemon_keeps_its_lease_from_a_namesake(server: RedisServer, tmp_path: Path) -> None:
     """Cloned machines, or one address of a load balancer: both say the same of themselves."""
     server.lay_out()
@@ -308,9 +254,8 @@ def test_a_live_daemon_keeps_its_lease_from_a_namesake(server: RedisServer, tmp_
         epoch = status(first)["epoch"]
         with Daemon(tmp_path / "second", **same) as second:
             until(lambda: "same_node_name" in second.log_text(), TAKEOVER_S)
-            for _ in range(3):
-                second.restart()
-                assert status(second)["role"] == "standby"
+            second.restart()
+            assert status(second)["role"] == "standby"
             shown = status(first)
             assert (shown["role"], shown["epoch"]) == ("active", epoch)
             assert first.log_text().count("deposed") == 0
@@ -335,20 +280,6 @@ def test_a_killed_local_leader_leads_again_at_once(server: RedisServer, tmp_path
             assert "waiting" not in second.log_text()
 
 
-def test_a_daemon_waiting_for_a_lease_logs_its_end(server: RedisServer, tmp_path: Path) -> None:
-    server.lay_out()
-    server.call("SET", "{tw:default:0}:leader", "gone/1|tcp://127.0.0.1:9|5|1", "PX", 60_000)
-    with Daemon(tmp_path / "one", store=server.url()) as daemon:
-        until(lambda: " waiting " in daemon.log_text(), TAKEOVER_S)
-        server.call("DEL", "{tw:default:0}:leader")
-        until(lambda: is_active(daemon), TAKEOVER_S)
-        log = daemon.log_text()
-        assert log.count(" waiting ") == 1
-        assert re.search(
-            r"the lease of gone/1 at tcp://127.0.0.1:9: ([345]\d\.\d|60\.0) s, until ", log
-        )
-
-
 def test_a_standby_does_not_lay_out_a_store_that_came_back_empty(
     pair: tuple[Daemon, Daemon], server: RedisServer
 ) -> None:
@@ -358,17 +289,6 @@ def test_a_standby_does_not_lay_out_a_store_that_came_back_empty(
     until(lambda: "store_came_back_empty" in standby.log_text(), TAKEOVER_S)
     assert status(standby)["role"] == "standby"
     assert server.call("EXISTS", "{tw:default:0}:wheel") == b":0\r\n"
-
-
-async def test_a_client_that_starts_during_a_takeover_waits_for_its_end(
-    pair: tuple[Daemon, Daemon],
-) -> None:
-    active, standby = pair
-    urls = f"{active.url},{standby.url}"
-    active.kill()
-    async with Client(urls) as client:
-        await client.enqueue("t", b"x")
-        assert client.server_info["role"] == "active"
 
 
 async def test_clients_leave_a_leader_cut_off_from_redis(
@@ -399,23 +319,3 @@ async def test_clients_leave_a_leader_cut_off_from_redis(
         cut.close()
         other.close()
         await wall.stop()
-
-
-async def test_a_client_waits_for_daemon_and_redis_to_start(
-    server: RedisServer, tmp_path: Path
-) -> None:
-    daemon = Daemon(tmp_path / "daemon", store=server.url())
-    with contextlib.closing(daemon.start()):
-        url = daemon.url
-        daemon.kill()
-        server.kill()
-        connecting = asyncio.ensure_future(Client(url, connect_timeout=60).connect())
-        daemon.spawn()
-        await asyncio.to_thread(
-            until, lambda: daemon.log_text().count("a reachable store"), log=daemon.log_text
-        )
-        assert not connecting.done()
-        server.start()
-        client = await connecting
-        await client.enqueue("t", b"x")
-        await client.close()

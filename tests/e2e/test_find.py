@@ -13,7 +13,6 @@ from support.daemon import Daemon
 from support.raw import Raw
 from tickwheel import Client, Task
 from tickwheel.api.frames import FrameType as T
-from tickwheel.client import TaskOutcome
 from tickwheel.server.shard.tasks import SCANNED_PER_REQUEST_MAX
 
 FAR_MS = 3_600_000
@@ -66,19 +65,6 @@ def ids(raw: Raw, **options: Any) -> list[int]:
 # --- the wire --------------------------------------------------------------------------------
 
 
-def test_tasks_with_a_key_are_listed_newest_first(raw: Raw, topic: str) -> None:
-    one, _, two, _, three = put(raw, topic, KEY, None, KEY, KEY + "2", KEY)
-    assert ids(raw, key=KEY, topic=topic) == [one, two, three]
-    assert ids(raw, key=KEY, topic=topic, newest=True) == [three, two, one]
-    assert ids(raw, key=KEY, topic=topic, newest=False) == [one, two, three]
-    assert ids(raw, key=KEY, topic="none") == []
-    assert ids(raw, key="kéy", topic=topic) == []
-    assert pages(raw, key=KEY, topic=topic, newest=True, limit=2)[0] == [three, two]
-    assert ids(raw, key=KEY, topic=topic, newest=True, limit=2) == [three, two, one]
-    assert raw.call(T.CANCEL, [three])[2] == ((three, "cancelled"),)
-    assert ids(raw, key=KEY, topic=topic, newest=True) == [two, one]
-
-
 def test_tasks_are_found_by_enqueue_time(raw: Raw, topic: str) -> None:
     all_ids: list[int] = []
     while len({when(raw, task_id) for task_id in all_ids}) < 3:
@@ -114,41 +100,6 @@ def test_a_request_looks_at_a_bounded_number_of_tasks(raw: Raw, topic: str) -> N
     assert ids(raw, key="oldest of many") == [oldest]
 
 
-def test_a_listed_task_equals_its_lookup(raw: Raw, topic: str) -> None:
-    # Half a rotation from where the number of rotations changes.
-    one = raw.enqueue((topic, b"x", 3 * FAR_MS // 2, {"key": "known"}))[2][1][0]
-    (task,) = raw.call(T.LIST, {"key": "known", "newest": True})[2]["tasks"]
-    assert task == raw.call(T.LOOKUP, [one])[2][0]
-    assert (task["state"], task["key"], task["cycles"]) == ("scheduled", "known", 1)
-    assert {"slot", "due_ms", "enqueued_ms", "groups"} <= task.keys()
-
-
-def test_tasks_are_found_by_state_and_key(raw: Raw, topic: str) -> None:
-    raw.enqueue((topic, b"x", 0, {"key": KEY}))
-    (later,) = put(raw, topic, KEY)
-    assert ids(raw, key=KEY, topic=topic, state="scheduled") == [later]
-    assert ids(raw, key=KEY, topic=topic, state="dead") == []
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "word"),
-    [
-        ({"key": ""}, "bad_request", "key"),
-        ({"until_ms": "now"}, "bad_request", "until_ms"),
-    ],
-)
-def test_wrong_options_are_named(raw: Raw, options: Any, code: str, word: str) -> None:
-    frame = raw.call(T.LIST, options)
-    assert (frame[0], frame[2]) == (T.ERROR, code)
-    assert word in frame[3]
-
-
-def test_the_longest_key_is_found(raw: Raw, topic: str) -> None:
-    key = "k" * 255
-    result = put(raw, topic, key)
-    assert ids(raw, key=key) == result
-
-
 # --- the client --------------------------------------------------------------------------------
 
 
@@ -175,82 +126,7 @@ async def test_find_returns_the_newest_task(running: Daemon, topic: str) -> None
         assert await client.find(topic) is None
 
 
-async def test_tasks_are_addressed_by_topic_and_key(running: Daemon, topic: str) -> None:
-    named: Any = {"topic": topic, "key": KEY}
-    async with Client(running.url) as client:
-        assert await client.cancel(**named) == [TaskOutcome(None, "unknown")]
-        first, second = await client.enqueue_many(
-            Task(topic, body, delay=FAR, key=KEY) for body in (b"1", b"2")
-        )
-        await client.enqueue(topic, b"3", delay=FAR, key="another")
-        assert [task.id for task in await client.lookup(**named)] == [second.id, first.id]
-        assert [task.body for task in await client.lookup(**named, newest=True)] == [b"2"]
-        moved = await client.reschedule(**named, delay=2 * FAR)
-        assert [(item.id, item.status) for item in moved] == [
-            (first.id, "scheduled"), (second.id, "scheduled"),
-        ]  # fmt: skip
-        assert {task.due_ms for task in await client.lookup(**named)} == {moved[0].due_ms}
-        await client.run_now(**named)
-        async with client.subscribe(topic, prefetch=1) as deliveries:
-            delivery = await anext(deliveries)
-            assert [item.status for item in await client.cancel(**named)] == [
-                "in_flight",
-                "cancelled",
-            ]
-            await delivery.ack()
-        # The higher id is the newest finished task.
-        assert await client.cancel(**named) == [TaskOutcome(second.id, "already_cancelled")]
-        [ended] = await client.lookup(**named)
-        assert (ended.id, ended.state) == (second.id, "cancelled")
-        assert await client.find(KEY, topic=topic) is None
-
-
 # --- the command line --------------------------------------------------------------------------
-
-
-def test_commands_list_and_show_by_key(running: Daemon, topic: str) -> None:
-    cli = Cli(running)
-    key = f"key of {topic}"
-    old, new = (
-        cli.one("enqueue", topic, text, "--key", key, "--delay", "1h")["id"] for text in "ab"
-    )
-    assert [task["id"] for task in cli.json("list", "--key", key)] == [old, new]
-    newest = cli.json("list", "--key", key, "--newest-first", "--limit", "1")
-    assert [task["id"] for task in newest] == [new]
-    assert cli.json("list", "--key", key, "--before", "1h") == []
-    shown = cli.one("show", "--key", key)
-    assert (shown["id"], shown["state"], shown["body"]) == (new, "scheduled", "b")
-    assert {"slot", "cycles", "due_ms"} <= shown.keys()
-    assert cli.one("show", "--key", key, "--topic", topic, "--before", "0s")["id"] == new
-    assert f"Task {new}" in cli.run("show", "--key", key).stdout.decode()
-    for narrower in (["--topic", "none"], ["--before", "1h"]):
-        assert "no task with key" in cli.fails(4, "show", "--key", key, *narrower)
-    assert cli.json("show", "--key", "none", expect=4) == []
-
-
-def test_commands_cancel_and_reschedule_by_key(running: Daemon, topic: str) -> None:
-    cli, named = Cli(running), ("--topic", topic, "--key", KEY)
-    first, second = (
-        cli.one("enqueue", topic, text, "--key", KEY, "--delay", "1h")["id"] for text in "ab"
-    )
-    moved = cli.json("reschedule", *named, "--delay", "2h")
-    assert [(row["id"], row["status"]) for row in moved] == [
-        (first, "scheduled"), (second, "scheduled"),
-    ]  # fmt: skip
-    assert cli.one("show", *named)["id"] == second
-    output = cli.run("cancel", *named).stdout.decode()
-    assert output.splitlines() == [f"{first}  cancelled", f"{second}  cancelled"]
-    assert cli.json("cancel", *named) == [{"id": second, "status": "already_cancelled"}]
-    assert [entry["status"] for entry in cli.json("run-now", *named, expect=1)] == [
-        "already_cancelled"
-    ]
-    assert cli.json("cancel", "--topic", topic, "--key", "none", expect=4) == [
-        {"id": None, "status": "unknown"}
-    ]
-    unknown = cli.run("cancel", "--topic", topic, "--key", "none", expect=4)
-    assert unknown.stdout.decode() == "no task  unknown\n"
-    for given in ([], ["--key", KEY], ["--topic", topic], [first, *named]):
-        assert "by topic and key" in cli.fails(2, "cancel", *given)
 
 
 def test_show_flow_by_key_uses_the_history(running: Daemon, topic: str) -> None:

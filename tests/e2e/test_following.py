@@ -61,7 +61,13 @@ async def command(*words: str, expect: int) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("end", [Daemon.kill, Daemon.pause], ids=["SIGKILL", "SIGSTOP"])
+ENDS = [
+    pytest.param(Daemon.kill, id="SIGKILL"),
+    pytest.param(Daemon.pause, id="SIGSTOP", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("end", ENDS)
 async def test_subscribers_follow_to_the_standby(pair: Pair, end: End) -> None:
     active, standby = pair
     got: list[Delivery] = []
@@ -93,7 +99,7 @@ async def test_subscribers_follow_to_the_standby(pair: Pair, end: End) -> None:
         assert len(got) == 2, "nothing that was acked comes again"
 
 
-@pytest.mark.parametrize("end", [Daemon.kill, Daemon.pause], ids=["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("end", ENDS)
 async def test_enqueues_under_way_are_stored_once(pair: Pair, end: End) -> None:
     active, standby = pair
     async with Client(addresses(standby, active), retries=4) as client:

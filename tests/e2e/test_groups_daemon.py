@@ -13,7 +13,6 @@ from e2e.stores import stores
 from support.daemon import Daemon
 from support.waiting import until
 from tickwheel.api.frames import FrameType as T
-from tickwheel.model.records import CONSUMER_DIED
 
 
 @pytest.fixture(params=stores("sqlite", "redis", "postgresql"))
@@ -23,27 +22,6 @@ def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Daemon]:
 
 
 # --- groups --------------------------------------------------------------------------------------
-
-
-def test_each_group_gets_each_task_once_and_acks_outlast_a_kill(daemon: Daemon) -> None:
-    with Peer(daemon.port) as peer:
-        for number, group in enumerate("ab"):
-            peer.sub(number, "t", group)
-        ids = peer.put("t", b"1", b"2", b"3")
-        got = peer.deliveries(6)
-        assert sorted((sub, item[0]) for sub, item in got) == sorted(
-            (sub, task_id) for sub in (0, 1) for task_id in ids
-        )
-        assert peer.ack("t", "a", *(item for sub, item in got if sub == 0)) is None
-    daemon.restart()
-    with Peer(daemon.port) as peer:
-        peer.sub(0, "t", "a")
-        peer.sub(1, "t", "b")
-        got = peer.deliveries(3)
-        assert {sub for sub, _ in got} == {1}
-        assert peer.ack("t", "b", *(item for _, item in got)) is None
-        assert peer.words(*ids) == ["acked"] * 3
-        assert peer.topic("t")["groups"].keys() == {"a", "b"}
 
 
 def test_a_group_is_made_with_settings_that_outlast_a_kill(daemon: Daemon) -> None:
@@ -59,23 +37,6 @@ def test_a_group_is_made_with_settings_that_outlast_a_kill(daemon: Daemon) -> No
         assert answer == {name: made[name] for name in answer}
         assert (answer["rate"], answer["burst"], answer["retry"]["name"]) == (5.0, 2, "rocketmq")
         assert peer.refused(T.CONFIGURE, "t", "x", {})[0] == "not_found"
-
-
-def test_a_group_from_the_first_task_on(daemon: Daemon) -> None:
-    with Peer(daemon.port) as peer:
-        peer.sub(0, "t", "a")
-        ids = peer.put("t", b"1", b"2")
-        got = peer.deliveries(2)
-        peer.ack("t", "a", got[0][1])
-        peer.do(T.GROUP_CREATE, "t", "b", {"since": "first"})
-        until(lambda: peer.topic("t")["groups"]["b"]["ready"] == 1, SOON_S)
-    daemon.restart()
-    with Peer(daemon.port) as peer:
-        peer.sub(1, "t", "b")
-        ((_, item),) = peer.deliveries(1)
-        assert item[0] == got[1][1][0]
-        assert peer.ack("t", "b", item) is None
-        assert peer.words(*ids).count("acked") == 1
 
 
 def test_deleting_a_group_keeps_other_groups_tasks(daemon: Daemon) -> None:
@@ -99,22 +60,6 @@ def test_deleting_a_group_keeps_other_groups_tasks(daemon: Daemon) -> None:
         assert (groups["g"]["ready"], groups["other"]["ready"]) == (0, 6)
         assert peer.dead() == []
         assert peer.words(*ids) == ["ready"] * 6
-
-
-def test_deleting_the_last_group_keeps_scheduled_tasks(daemon: Daemon) -> None:
-    with Peer(daemon.port) as peer:
-        peer.do(T.GROUP_CREATE, "t", "g", {})
-        ready = peer.put("t", *(b"%d" % n for n in range(1_500)))
-        until(lambda: peer.topic("t")["ready"] == 1_500, SOON_S)
-        (later,) = peer.put("t", b"later", delay_ms=3_000)
-        peer.do(T.GROUP_DELETE, "t", "g", True)
-    daemon.restart()
-    with Peer(daemon.port) as peer:
-        until(lambda: peer.words(ready[0], ready[-1]) == ["deleted", "deleted"], SOON_S)
-        until(lambda: not peer.topic("t")["groups"] and peer.topic("t")["ready"] == 1, SOON_S)
-        peer.sub(0, "t", "next")
-        ((_, item),) = peer.deliveries(1)
-        assert item[0] == later
 
 
 COUNT = 3_000
@@ -143,7 +88,7 @@ def new_has_all(peer: Peer, ids: list[int]) -> None:
     assert peer.ack("t", "new", *got) is None
 
 
-@pytest.mark.parametrize("kills", [False, True])
+@pytest.mark.parametrize("kills", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_replayed_group_outlives_the_older_group(daemon: Daemon, kills: bool) -> None:
     with Peer(daemon.port) as peer:
         ids = held_by_old(peer)
@@ -157,7 +102,7 @@ def test_a_replayed_group_outlives_the_older_group(daemon: Daemon, kills: bool) 
         assert peer.words(*ids) == ["acked"] * COUNT
 
 
-@pytest.mark.parametrize("kills", [False, True])
+@pytest.mark.parametrize("kills", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_acks_of_one_group_do_not_affect_a_replayed_group(daemon: Daemon, kills: bool) -> None:
     with Peer(daemon.port) as peer, Peer(daemon.port) as other:
         ids = held_by_old(peer)
@@ -269,40 +214,6 @@ def test_policies_of_task_group_and_topic_outlast_a_kill(daemon: Daemon) -> None
         assert failure[3].startswith("raw 127.0.0.1:")
 
 
-def test_a_conflicting_group_policy_is_refused(daemon: Daemon) -> None:
-    fixed = {"kind": "fixed", "delay_ms": 5, "retries": 1, "jitter": 0}
-    with Peer(daemon.port) as peer:
-        peer.sub(0, "t", "g")
-        peer.sub(1, "t", "g", retry=fixed)
-        peer.sub(2, "t", "g", retry=dict(reversed(fixed.items())))
-        code, message = peer.refused(T.SUBSCRIBE, 3, "t", "g", 1, {"retry": "none"})
-        assert code == "conflict"
-        assert "retry fixed:delay=" in message
-        assert ", not none; to change it: " in message
-        assert peer.do(T.CONFIGURE, "t", "g", {"retry": None})["retry"] is None
-        peer.sub(3, "t", "g", retry="none")
-
-
-def test_poison_ends_in_the_dead_letters(daemon: Daemon) -> None:
-    with Peer(daemon.port) as peer:
-        (task_id,) = peer.put("t", b"poison")
-    for attempt in range(1, 4):
-        with Peer(daemon.port) as victim:
-            victim.sub(0, "t", "g")
-            ((_, item),) = victim.deliveries(1)
-            assert item[:2] == (task_id, attempt)
-        if attempt == 2:
-            with Peer(daemon.port) as peer:
-                until(lambda: peer.topic("t")["waiting"] == 1, SOON_S)
-            daemon.restart()
-    with Peer(daemon.port) as peer:
-        until(lambda: len(peer.dead()) == 1, SOON_S)
-        (letter,) = peer.dead()
-        assert (letter["attempt"], letter["failed"], letter["deaths"]) == (3, 0, 3)
-        assert letter["reason"].startswith(CONSUMER_DIED)
-        assert peer.words(task_id) == ["dead"]
-
-
 # --- dead letters --------------------------------------------------------------------------------
 
 
@@ -364,21 +275,6 @@ def test_dead_letters_are_kept_for_their_retention(
 # --- at most once, broadcast ---------------------------------------------------------------------
 
 
-def test_at_most_once_ends_before_it_is_sent(daemon: Daemon) -> None:
-    with Peer(daemon.port) as peer:
-        peer.sub(0, "t", "g", ack="on_delivery")
-        ids = peer.put("t", b"1", b"2")
-        got = peer.deliveries(2)
-        assert peer.words(*ids) == ["acked", "acked"]
-        assert peer.ack("t", "g", *(item for _, item in got)) is None
-        assert peer.topic("t")["groups"]["g"]["in_flight"] == 0
-    daemon.restart()
-    with Peer(daemon.port) as peer:
-        peer.sub(0, "t", "g", ack="on_delivery")
-        assert peer.silent()
-        assert peer.words(*ids) == ["acked", "acked"]
-
-
 def test_a_kill_after_an_at_most_once_commit_never_redelivers(daemon: Daemon) -> None:
     # The first commit makes the group, the second takes the task, the third ends it.
     daemon.kill()
@@ -433,51 +329,7 @@ def test_a_broadcast_creates_no_group(daemon: Daemon) -> None:
         peer.do(T.UNSUBSCRIBE, 0)
 
 
-def test_a_slow_broadcast_is_ended_and_says_why(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    few = daemon_on("sqlite", tmp_path, request, broadcast_tasks_max=10)
-    with few as daemon, Peer(daemon.port) as peer:
-        peer.sub(5, "t", None, broadcast=True, prefetch=0)
-        peer.put("t", *[b"x"] * 11)
-        kind, sub, code, message = peer.next()
-        assert (kind, sub, code) == (T.ENDED, 5, "limit_exceeded")
-        assert "the limit is 10 (broadcast_tasks_max)" in message
-        peer.sub(5, "t", None, broadcast=True)
-        assert peer.do(T.PING) is None
-
-
 # --- priority, ttl, pause, rate ------------------------------------------------------------------
-
-
-def test_lower_priorities_get_their_share(daemon: Daemon) -> None:
-    with Peer(daemon.port) as peer:
-        peer.do(T.GROUP_CREATE, "t", "g", {})
-        low = peer.put("t", *[b"low"] * 5)
-        high = peer.put("t", *[b"high"] * 40, priority=9)
-        until(lambda: peer.topic("t")["ready"] == 45, SOON_S)
-    daemon.restart()
-    with Peer(daemon.port) as peer:
-        until(lambda: peer.topic("t")["ready"] == 45, SOON_S)
-        peer.sub(0, "t", "g", prefetch=32)
-        got = [item[0] for _, item in peer.deliveries(32)]
-        assert [i for i, task_id in enumerate(got) if task_id in low] == [15, 31]
-        assert set(got) - set(low) < set(high)
-
-
-def test_a_ttl_expires_without_subscribers(daemon: Daemon) -> None:
-    with Peer(daemon.port) as peer:
-        peer.do(T.GROUP_CREATE, "t", "g", {"paused": True})
-        (held,) = peer.put("t", b"1", ttl_ms=3_000)
-        (alone,) = peer.put("nobody", b"1", ttl_ms=3_000)
-        (kept,) = peer.put("t", b"2", ttl_ms=3_600_000)
-        assert peer.words(held, alone, kept) == ["ready"] * 3
-    daemon.restart()
-    with Peer(daemon.port) as peer:
-        until(lambda: peer.words(held, alone) == ["expired", "expired"], SOON_S)
-        stats = peer.do(T.STATS)
-        assert (stats["expired"], stats["topics"]["t"]["groups"]["g"]["expired"]) == (2, 1)
-        assert peer.words(kept) == ["ready"]
 
 
 @pytest.mark.parametrize("group", [None, "g"])
@@ -500,61 +352,3 @@ def test_a_pause_outlasts_a_kill(daemon: Daemon, group: str | None) -> None:
         peer.do(T.CONFIGURE, "t", group, {"paused": False})
         ((_, item),) = peer.deliveries(1)
         assert item[0] == second
-
-
-def test_a_rate_holds_after_a_kill(daemon: Daemon) -> None:
-    with Peer(daemon.port) as peer:
-        peer.do(T.CONFIGURE, "t", None, {"rate": 20, "burst": 2})
-        peer.do(T.GROUP_CREATE, "t", "g", {})
-        peer.put("t", *[b"x"] * 12)
-    daemon.restart()
-    with Peer(daemon.port) as peer:
-        until(lambda: peer.topic("t")["ready"] == 12, SOON_S)
-        peer.sub(0, "t", "g")
-        stamps: list[int] = []
-        while len(stamps) < 12:
-            frame = peer.next()
-            assert frame[0] == T.DELIVER
-            stamps += [frame[3]] * len(frame[4])
-        assert stamps[1] - stamps[0] <= 1, "the burst"
-        # Ten more at twenty a second; a millisecond of rounding at either end.
-        earliest = [stamps[0] + 50 * (n - 1) - 2 for n in range(12)]
-        assert all(stamp >= least for stamp, least in zip(stamps, earliest, strict=True))
-        assert stamps[-1] - stamps[0] < 3_000
-
-
-# --- filters -------------------------------------------------------------------------------------
-
-
-def test_a_filter_and_its_change_survive_kills(daemon: Daemon) -> None:
-    with Peer(daemon.port) as peer:
-        peer.do(T.GROUP_CREATE, "t", "a", {"tags": "eu", "where": "n > 1", "paused": True})
-        peer.do(T.GROUP_CREATE, "t", "b", {"paused": True})
-        old = [peer.put("t", b"x", tag="eu", properties={"n": n})[0] for n in (1, 2)]
-        until(lambda: peer.topic("t")["groups"]["b"]["ready"] == 2, SOON_S)
-        peer.do(T.CONFIGURE, "t", "a", {"tags": None, "where": "n = 1"})
-        new = [peer.put("t", b"x", tag="eu", properties={"n": n})[0] for n in (1, 2)]
-        (gone,) = peer.put("u", b"x", tag="us")
-        peer.sub(1, "u", "g", tags="eu")
-        until(lambda: peer.words(gone) == ["filtered"], SOON_S)
-    for _ in range(2):
-        daemon.restart()
-        with Peer(daemon.port) as peer:
-            until(lambda: peer.topic("t")["groups"]["b"]["ready"] == 4, SOON_S)
-            assert peer.topic("t")["groups"]["a"]["ready"] == 2
-            assert peer.words(gone) == ["filtered"]
-            code, message = peer.refused(T.SUBSCRIBE, 1, "t", "a", 1, {"where": "n > 1"})
-            assert code == "conflict"
-            assert "the filter where n = 1, not where n > 1" in message
-    with Peer(daemon.port) as peer:
-        for group in "ab":
-            peer.do(T.CONFIGURE, "t", group, {"paused": False})
-        peer.sub(1, "t", "a", where="n = 1")
-        assert sorted(item[0] for _, item in peer.deliveries(2)) == [old[1], new[0]]
-        peer.sub(2, "t", "b")
-        got = peer.deliveries(4)
-        assert sorted(item[0] for _, item in got) == sorted(old + new)
-        assert peer.ack("t", "b", *(item for _, item in got)) is None
-        left_out = [old[0], new[1]]
-        assert peer.words(*left_out) == ["acked", "acked"]
-        assert peer.silent()

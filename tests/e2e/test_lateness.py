@@ -66,48 +66,6 @@ async def take(client: Client, wait: float = 20.0) -> None:
     await delivery.ack()
 
 
-async def test_a_missing_subscriber_is_the_cause(daemon: Daemon) -> None:
-    async with daemon, Client(daemon.url) as client:
-        await client.create_group("t", "g")
-        await client.enqueue("t", b"x")
-        await has_aged(daemon)
-        await take(client)
-        await blamed(daemon, Cause.NO_SUBSCRIBER)
-
-
-async def test_a_pause_is_the_cause(daemon: Daemon) -> None:
-    async with daemon, Client(daemon.url) as client:
-        await client.create_group("t", "g", paused=True)
-        await client.enqueue("t", b"x")
-        await has_aged(daemon)
-        await client.resume("t", "g")
-        await take(client)
-        await blamed(daemon, Cause.PAUSED)
-
-
-async def test_a_rate_is_the_cause(daemon: Daemon) -> None:
-    async with daemon, Client(daemon.url) as client:
-        await client.create_group("t", "g", rate=1.5, burst=1)
-        subscription = client.subscribe("t", group="g")
-        for _ in range(2):
-            await client.enqueue("t", b"x")
-        for _ in range(2):
-            await (await anext(subscription)).ack()
-        await blamed(daemon, Cause.RATE)
-
-
-async def test_a_consumer_without_credit_is_the_cause(daemon: Daemon) -> None:
-    async with daemon, Client(daemon.url) as client:
-        subscription = client.subscribe("t", group="g", prefetch=1)
-        for _ in range(2):
-            await client.enqueue("t", b"x")
-        first = await anext(subscription)
-        await has_aged(daemon)
-        await first.ack()
-        await (await anext(subscription)).ack()
-        await blamed(daemon, Cause.NO_CREDIT)
-
-
 async def is_sending(client: Client) -> bool:
     (target,) = await client.targets()
     return target.state == "sending"
@@ -130,15 +88,6 @@ async def test_a_slow_push_endpoint_is_the_cause(tmp_path: Path) -> None:
         answers.set()
         await endpoint.until_count(PREFETCH + 1)
         await blamed(daemon, Cause.ENDPOINT)
-
-
-async def test_a_redelivered_task_is_not_late(daemon: Daemon) -> None:
-    async with daemon, Client(daemon.url) as client:
-        subscription = await client.subscribe("t", group="g").start()
-        await client.enqueue("t", b"x")
-        await (await anext(subscription)).snooze(2 * ENOUGH_S)
-        await (await anext(subscription)).ack()
-        await blamed(daemon, Cause.LEASE_OVER, 0)
 
 
 async def test_a_stopped_daemon_is_the_cause(daemon: Daemon) -> None:

@@ -18,20 +18,16 @@ import pytest
 
 from e2e.cli_runner import NOWHERE, Cli
 from support.daemon import Daemon, DaemonFailed
+from support.http_asking import ask
 from support.raw import Raw
+from tickwheel import Client
 from tickwheel.api.frames import FrameType as T
+from tickwheel.client import statuses
 
 DAY_MS = 86_400_000
 ROOT = Path(__file__).parents[2]
 MakeDaemon = Callable[..., Daemon]
-
-
-def get(url: str) -> tuple[int, dict[str, Any]]:
-    try:
-        with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310  # our own address
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+NOWHERE_URL = "tcp://127.0.0.1:1"
 
 
 def test_a_drain_says_goodbye_and_keeps_leases_for_the_next_start(make_daemon: MakeDaemon) -> None:
@@ -56,9 +52,7 @@ def test_a_drain_says_goodbye_and_keeps_leases_for_the_next_start(make_daemon: M
         assert raw.call(T.LOOKUP, [task_id])[2][0]["state"] == "acked"
 
 
-def test_leases_end_within_the_grace_after_a_kill(
-    make_daemon: MakeDaemon,
-) -> None:
+def test_leases_end_within_the_grace_after_a_kill(make_daemon: MakeDaemon) -> None:
     daemon = make_daemon(lease_default_s=60, reconnect_grace_s=0.3, lease_checkpoint_s=0).start()
     with Raw(daemon.port) as raw:
         raw.call(T.SUBSCRIBE, 1, "held", "g", 1, {})
@@ -137,19 +131,10 @@ def modes_below(folder: Path) -> dict[str, tuple[bool, int]]:
 
 
 def test_health_and_readiness(daemon: Daemon) -> None:
-    assert get(f"{daemon.http}/healthz") == (200, {"status": "alive"})
-    status, body = get(f"{daemon.http}/readyz")
-    assert (status, body["status"]) == (200, "ready")
-    assert get_status(f"{daemon.http}/nothing") == 404
-
-
-def get_status(url: str) -> int:
-    try:
-        with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310  # our own address
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        error.close()
-        return error.code
+    alive, ready = (ask(daemon.http, "GET", path) for path in ("/healthz", "/readyz"))
+    assert (alive.status, alive.json) == (200, {"status": "alive"})
+    assert (ready.status, ready.json["status"]) == (200, "ready")
+    assert ask(daemon.http, "GET", "/nothing").status == 404
 
 
 def test_a_second_daemon_on_one_database_is_refused(make_daemon: MakeDaemon) -> None:
@@ -230,21 +215,6 @@ def test_ids_and_dedupe_survive_a_kill(make_daemon: MakeDaemon) -> None:
         assert fresh[2][1][0] > first[2][1][0]
 
 
-def test_endings_are_distinguished_after_a_restart(make_daemon: MakeDaemon) -> None:
-    daemon = make_daemon().start()
-    with Raw(daemon.port) as raw:
-        _, ids = raw.enqueue(*[("t", b"x", DAY_MS)] * 2, ("now", b"x", 0))[2]
-        raw.call(T.CANCEL, [ids[0]])
-        epoch, _, ((task_id, attempt, _, _),) = raw.call(T.PULL, "now", "g", 1, 20_000, {})[2]
-        raw.call(T.ACK, "now", "g", epoch, [task_id], [attempt])
-    daemon.restart()
-    with Raw(daemon.port) as raw:
-        states = [info["state"] for info in raw.call(T.LOOKUP, [*ids, 5])[2]]
-        assert states == ["cancelled", "scheduled", "acked", "unknown"]
-        ended = raw.call(T.CANCEL, [ids[0], ids[2]])[2]
-        assert ended == ((ids[0], "already_cancelled"), (ids[2], "acked"))
-
-
 def test_a_backup_is_a_database_that_can_be_served(make_daemon: MakeDaemon) -> None:
     daemon = make_daemon().start()
     with Raw(daemon.port) as raw:
@@ -258,14 +228,6 @@ def test_a_backup_is_a_database_that_can_be_served(make_daemon: MakeDaemon) -> N
     other = make_daemon(store=f"sqlite:///{path}").start()
     with Raw(other.port) as raw:
         assert raw.call(T.STATS)[2]["scheduled"] == 500
-
-
-def test_the_memory_store_serves(make_daemon: MakeDaemon) -> None:
-    daemon = make_daemon(store="memory:").start()
-    with Raw(daemon.port) as raw:
-        raw.enqueue(("t", b"x", 0))
-        assert len(raw.call(T.PULL, "t", "g", 1, 20_000, {})[2][2]) == 1
-    assert daemon.terminate() == 0
 
 
 def test_the_start_of_a_pause_survives_a_kill(make_daemon: MakeDaemon) -> None:
@@ -287,3 +249,26 @@ def test_the_start_of_a_pause_survives_a_kill(make_daemon: MakeDaemon) -> None:
     name = 'tickwheel_paused_seconds{topic="t",group="g"'
     [line] = [item for item in lines if item.startswith(name)]
     assert 0 <= float(line.rpartition(" ")[2]) < 60
+
+
+def test_the_status_as_json_has_every_field(daemon: Daemon) -> None:
+    first, second = Cli(daemon).json("status", "--url", f"{daemon.url},{NOWHERE_URL}")
+    assert first["reachable"] is True
+    assert first["url"] == first["address"] == daemon.url
+    assert {
+        "node", "version", "role", "state", "detail", "epoch", "address", "since_ms", "active",
+        "store", "store_ok", "durability", "now_ms", "uptime_s", "loaded",
+    } <= set(first)  # fmt: skip
+    assert first["store"].startswith("sqlite:///")
+    assert first["now_ms"] >= first["since_ms"] > 0
+    assert second["reachable"] is False
+
+
+async def test_the_client_returns_the_same_status(daemon: Daemon) -> None:
+    async with Client(daemon.url) as client:
+        assert client.server_info["role"] == "active"
+        mine = await client.status()
+    answers: dict[str, Any] = await statuses(f"{daemon.url},{NOWHERE_URL}")
+    assert answers[daemon.url].since_ms == mine.since_ms
+    assert answers[daemon.url].epoch == mine.epoch == 1
+    assert mine.serves

@@ -21,9 +21,7 @@ CONNECTIONS_MAX = 500
 DAY_MS = 86_400_000
 
 
-def test_connections_over_the_limit_are_refused(
-    make_daemon: Callable[..., Daemon],
-) -> None:
+def test_connections_over_the_limit_are_refused(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(connections_max=CONNECTIONS_MAX, hello_timeout_s=60).start()
     kept: list[socket.socket] = []
     refused = 0

@@ -3,7 +3,6 @@ dies, stands still, is drained or told to move one, and what they say of themsel
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -19,10 +18,8 @@ import pytest
 from support.daemon import Daemon
 from support.nodes import Node, Nodes, family
 from support.redis_server import RedisServer
-from support.waiting import soon, until
-from tickwheel import Client
+from support.waiting import until
 from tickwheel.api.frames import FrameType as T
-from tickwheel.errors import Conflict, NotFound
 from tickwheel.server.daemon import GOODBYE_WAIT_S
 
 SHARDS = 4
@@ -103,41 +100,6 @@ def test_hello_names_the_daemon_of_a_shard(pair: Nodes) -> None:
         assert raw.enqueue(("t", b"kept nowhere", DAY_MS))[2] == "not_active"
     with pair["a"].front(shard=SHARDS) as raw:
         assert raw.hello_answer["active"] is None
-
-
-def test_a_client_with_one_address_finds_all_shards(pair: Nodes) -> None:
-    async def go() -> None:
-        async with Client(f"tcp://127.0.0.1:{pair['b'].first_port}") as client:
-            ids = [await client.enqueue("t", b"x", delay=3600) for _ in range(4 * SHARDS)]
-            assert {task.id % 1024 for task in ids} == set(range(SHARDS))
-            result = await client.nodes()
-            assert sorted(result.raw["nodes"][0]) == sorted(result.raw["nodes"][1])
-
-    asyncio.run(go())
-
-
-def test_a_groups_rate_covers_all_shards(pair: Nodes) -> None:
-    async def go() -> None:
-        async with Client(f"tcp://127.0.0.1:{pair['a'].first_port}") as client:
-            await client.create_group("t", "g", rate=0.004, burst=SHARDS)
-            for _ in range(3 * SHARDS):
-                await client.enqueue("t", b"x")
-            async with client.subscribe("t", group="g") as deliveries:
-                results = [await soon(anext(deliveries)) for _ in range(SHARDS)]
-                assert {task.id % 1024 for task in results} == set(range(SHARDS))
-                with pytest.raises(TimeoutError):
-                    # real time: nothing more may come
-                    await asyncio.wait_for(anext(deliveries), 0.5)
-
-    asyncio.run(go())
-
-
-def test_another_number_of_shards_is_refused(pair: Nodes, tmp_path: Path) -> None:
-    store = pair["a"].store.partition("?")[0]
-    other = Node(tmp_path / "other", "c", store, SHARDS + 1)
-    other.spawn()
-    assert other.wait() == 1
-    assert f"for {SHARDS} shards, but the setting shards is {SHARDS + 1}" in other.log_text()
 
 
 def test_another_node_of_the_same_name_is_refused(pair: Nodes, tmp_path: Path) -> None:
@@ -239,18 +201,6 @@ def test_a_connected_client_does_not_delay_a_move(pair: Nodes) -> None:
         if min(gaps_s) < GOODBYE_WAIT_S:
             return
         assert tries, gaps_s
-
-
-def test_moving_to_an_unknown_node_is_refused(pair: Nodes) -> None:
-    async def go() -> None:
-        async with Client(f"tcp://127.0.0.1:{pair['a'].first_port}") as client:
-            with pytest.raises(NotFound, match="node 'c' not found; existing nodes: a, b"):
-                await client.move_shard(0, "c")
-            with pytest.raises(NotFound):
-                await client.drain_node("c")
-            await client.drain_node("c", draining=False)  # of one that is away
-
-    asyncio.run(go())
 
 
 def test_a_drained_node_hands_over_until_undrained(pair: Nodes) -> None:
@@ -403,18 +353,6 @@ def test_shards_stay_in_place_during_a_redis_outage(pair: Nodes, server: RedisSe
     server.start()
     until(lambda: "registry_works_again" in pair["a"].log_text(), 60, pair.log)
     until(lambda: pair.leaders("a") == led_by == pair.leaders("b"), 60, pair.log)
-
-
-def test_node_commands_on_a_plain_daemon_are_refused(make_daemon: Callable[..., Daemon]) -> None:
-    daemon = make_daemon(store="memory:").start()
-
-    async def go() -> None:
-        async with Client(daemon.url) as client:
-            for ask in (client.nodes(), client.move_shard(0, "a"), client.drain_node("a")):
-                with pytest.raises(Conflict, match="is not a node"):
-                    await ask
-
-    asyncio.run(go())
 
 
 # --- HTTP ----------------------------------------------------------------------------------------

@@ -320,6 +320,7 @@ def test_a_program_without_an_event_loop_follows_a_shard(pair: Nodes) -> None:
 # --- commands ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # quicker: verbs/scenes/nodes.py
 def test_commands_show_nodes_and_move_shards(pair: Nodes) -> None:
     cli = Cli(pair["a"])
     until(lambda: cli.code("shards") == 0, 60, pair.log)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from e2e.cli_runner import Cli
 from e2e.stores import killed_on
 from support.daemon import Daemon
 from tickwheel import Client, Conflict, Delivery
@@ -113,46 +112,3 @@ async def pulled(client: Client, wanted: set[bytes]) -> list[Delivery]:
         deliveries += await client.pull("t", group="g", max=9, wait=10, lease=60)
         assert {delivery.body for delivery in deliveries} <= wanted
     return deliveries
-
-
-async def test_held_keys_are_listed_and_released_by_command(
-    make_daemon: Callable[..., Daemon],
-) -> None:
-    daemon = make_daemon()
-    await daemon.astart()
-    cli = Cli(daemon)
-    made = cli.one("groups", "create", "t", "g", "--order-failure", "hold",
-                   "--order-attempts", "1", "--order-retry", "50ms")  # fmt: skip
-    assert (made["order_retry_ms"], made["order_attempts"]) == (50, 1)
-    first, second = (cli.one("enqueue", "t", body, "--order-key", "k")["id"] for body in "ab")
-    async with Client(daemon.url) as client:
-        (one,) = await client.pull("t", group="g", wait=10)
-        await one.nack()
-    assert cli.one("groups", "held", "t", "g")["id"] == first
-    line = cli.one("groups", "lines", "t", "g")
-    assert (line["state"], line["waiting"], line["value"]) == ("held", 1, "k")
-    assert cli.one("groups", "skip-key", "t", "g", first)["result"] == "skipped"
-    assert cli.code("groups", "release-key", "t", "g", "--key", "k") == 4
-    shown = cli.one("show", second)
-    assert shown["order_key"] == "k"
-
-
-async def test_keys_are_paused_and_resumed_from_the_command_line(
-    make_daemon: Callable[..., Daemon],
-) -> None:
-    daemon = make_daemon()
-    await daemon.astart()
-    cli = Cli(daemon)
-    cli.one("groups", "create", "t", "g", "--fair-by", "tenant")
-    assert cli.one("groups", "pause-key", "t", "g", "--key", "k")["changed"] is True
-    assert cli.one("groups", "pause-key", "t", "g", "--key", "k")["changed"] is False
-    assert cli.one("groups", "pause-key", "t", "g", "--value", ":=7")["value"] == 7
-    assert cli.code("groups", "pause-key", "t", "g") != 0
-    shown = cli.json("groups", "paused", "t", "g")
-    assert [(entry["kind"], entry["value"]) for entry in shown] == [("order", "k"), ("fair", 7)]
-    (group,) = cli.json("groups", "t")
-    assert group["paused_keys"] == 2
-    assert cli.code("groups", "resume-key", "t", "g", "--key", "k") == 0
-    assert cli.code("groups", "resume-key", "t", "g", "--key", "k") == 4
-    assert cli.code("groups", "resume-key", "t", "g", "--value", "7") == 4, "a text"
-    assert len(cli.json("groups", "paused", "t", "g")) == 1

@@ -91,9 +91,7 @@ def enqueued(raw: Raw, delay_ms: int = DAY_MS) -> int:
 # --- what each of them is to a client -------------------------------------------------------------
 
 
-def test_hello_for_another_shard_names_its_address(
-    shards: Shards,
-) -> None:
+def test_hello_for_another_shard_names_its_address(shards: Shards) -> None:
     with Raw(shards.port, shard=1) as raw:
         hello_answer = raw.hello_answer
         assert (hello_answer["role"], hello_answer["active"]) == (
@@ -157,13 +155,6 @@ def test_commands_at_one_shard_cover_all_shards(shards: Shards) -> None:
         assert (serving["state"], silent["reachable"]) == ("ready", False)
     finally:
         os.kill(shards.pids()[1], signal.SIGCONT)
-
-
-def test_a_single_daemon_names_no_shards(daemon: Daemon) -> None:
-    with Raw(daemon.port) as raw:
-        assert {"shard", "shards"}.isdisjoint(raw.hello_answer)
-    (row,) = Cli(daemon).json("shards")
-    assert (row["shard"], row["url"], row["pid"]) == (0, daemon.url, daemon.pid)
 
 
 def test_a_folder_of_one_shard_is_served_by_this_process(
@@ -324,18 +315,6 @@ def refusal(daemon: Daemon, code: int) -> str:
     answer = daemon.log_text()[before:]
     assert answer.count("\n") == 1, answer
     return answer
-
-
-def test_another_number_of_shards_is_refused(
-    make_daemon: MakeDaemon, tmp_path: Path, shards: Shards
-) -> None:
-    shards.parent.terminate()
-    for more, number in ((("--processes", "3"), 3), ((), 1)):
-        other = make_daemon(store=shards.parent.store, args=more)
-        error = refusal(other, 1)
-        assert f"it has 2 shards (shards.json), but processes is {number}" in error
-    auto = make_daemon(store=shards.parent.store, args=("--processes", "auto")).start()
-    assert len(json.loads((auto.folder / "ready.json").read_text())["shards"]) == 2
 
 
 def test_a_missing_database_is_not_recreated(shards: Shards) -> None:

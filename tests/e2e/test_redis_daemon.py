@@ -23,21 +23,6 @@ def daemon(server: RedisServer, tmp_path: Path) -> Iterator[Daemon]:
         yield made
 
 
-def test_a_kill_between_enqueue_and_delivery_loses_no_task(daemon: Daemon) -> None:
-    with Raw(daemon.port) as raw:
-        _, ids = raw.enqueue(*[("t", b"%d" % n, 0) for n in range(50)], ("t", b"far", DAY_MS))[2]
-    daemon.restart()
-    with Raw(daemon.port) as raw:
-        epoch, _, items = raw.call(T.PULL, "t", "g", 100, 20_000, {})[2]
-        assert [item[0] for item in items] == list(ids[:50])
-        assert raw.call(T.ACK, "t", "g", epoch, ids[:50], [1] * 50)[2] is None
-    daemon.restart()
-    with Raw(daemon.port) as raw:
-        stats = raw.call(T.STATS)[2]
-        assert (stats["scheduled"], stats["ready"], stats["in_flight"]) == (1, 0, 0)
-        assert raw.call(T.LOOKUP, [ids[0]])[2][0]["state"] == "acked"
-
-
 def test_tasks_in_flight_are_visible_in_redis(daemon: Daemon, server: RedisServer) -> None:
     with Raw(daemon.port) as raw:
         _, (task_id,) = raw.enqueue(("t", b"x", 0))[2]

@@ -18,7 +18,7 @@ PATIENCE_S = 30.0
 QUICK = "call_ms=300&connect_ms=300"
 
 
-def _pull(raw: Raw, count: int) -> list[bytes]:
+def pulled(raw: Raw, count: int) -> list[bytes]:
     """That many bodies, acknowledged."""
     bodies: list[bytes] = []
     deadline = time.monotonic() + PATIENCE_S
@@ -45,7 +45,7 @@ def test_everything_is_delivered_after_redis_came_back_empty(
         assert raw.enqueue(*soon)[0] == T.OK
         _, far_ids = raw.enqueue(*far)[2]
         server.restart_from(None)
-        bodies = _pull(raw, 400)
+        bodies = pulled(raw, 400)
         assert sorted(bodies) == sorted(body for _, body, _ in soon)
         lines = [line for line in daemon.log_text().splitlines() if "redis.recovery" in line]
         assert len(lines) == 2, daemon.log_text()
@@ -116,7 +116,7 @@ def test_tasks_over_the_mirrors_limit_are_refused(server: RedisServer, tmp_path:
         assert refused[0] == T.ERROR
         assert refused[2] == "store_full"
         assert "resident_bytes_max" in refused[3]
-        assert len(_pull(raw, 100)) == 100
+        assert len(pulled(raw, 100)) == 100
         deadline = time.monotonic() + PATIENCE_S
         while raw.enqueue(("t", b"x", DAY_MS))[0] != T.OK:
             assert time.monotonic() < deadline

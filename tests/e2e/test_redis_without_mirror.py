@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from e2e.test_redis_mirror_daemon import PATIENCE_S, pulled
 from support.daemon import Daemon, DaemonFailed
 from support.history_daemon import taken_up
 from support.raw import Raw
@@ -21,7 +21,6 @@ from tickwheel.api.frames import FrameType as T
 from tickwheel.cli.app import run
 
 DAY_MS = 86_400_000
-PATIENCE_S = 30.0
 QUERY = "call_ms=300&connect_ms=300&mirror=no"
 SETTINGS: dict[str, Any] = {"leader_ttl_s": 1.0, "resident_horizon_s": 1.0}
 """So that bodies have to be read before they are due."""
@@ -38,19 +37,6 @@ def daemon(server: RedisServer, tmp_path: Path) -> Iterator[Daemon]:
         **SETTINGS,
     ) as running:
         yield running
-
-
-def _pull(raw: Raw, count: int) -> list[bytes]:
-    """That many bodies, acknowledged."""
-    bodies: list[bytes] = []
-    deadline = time.monotonic() + PATIENCE_S
-    while len(bodies) < count and time.monotonic() < deadline:
-        epoch, _, items = raw.call(T.PULL, "t", "g", 1_000, 500, {})[2]
-        if items:
-            ids, attempts = [item[0] for item in items], [item[1] for item in items]
-            assert raw.call(T.ACK, "t", "g", epoch, ids, attempts)[0] == T.OK
-            bodies += [item[3] for item in items]
-    return bodies
 
 
 def _tasks(name: str, count: int, delay_ms: int) -> list[tuple[str, bytes, int]]:
@@ -71,7 +57,7 @@ def test_batches_lost_by_redis_are_replayed(daemon: Daemon, server: RedisServer)
         server.kill()
         os.truncate(server.log_tail(), size_bytes)
         server.start()
-        assert sorted(_pull(raw, 200)) == _bodies(*first, *second)
+        assert sorted(pulled(raw, 200)) == _bodies(*first, *second)
     assert "came back with older data: replaying" in daemon.log_text()
     assert daemon.alive
 
@@ -129,7 +115,7 @@ def test_a_takeover_reads_bodies_only_when_they_are_due_soon(
         active.kill()
         until(lambda: _role(standby) == "active", PATIENCE_S)
         with Raw(standby.port) as raw:
-            assert sorted(_pull(raw, 300)) == _bodies(*soon)
+            assert sorted(pulled(raw, 300)) == _bodies(*soon)
             result = raw.call(T.LOOKUP, list(far_ids))[2]
             assert [row["body"] for row in result] == [body for _, body, _ in far]
             assert raw.call(T.STATS)[2]["scheduled"] == 300

@@ -67,24 +67,6 @@ async def finished(client: Client, topic: str, *groups: str, count: int = 3) -> 
     return ids
 
 
-async def test_a_reset_group_gets_finished_tasks_again(client: Client, topic: str) -> None:
-    begun = datetime.now(UTC) - timedelta(seconds=1)
-    ids = await finished(client, topic, "g", "other")
-    wanted = await client.preview_reset(topic, "g", to=begun)
-    assert (wanted.tasks, wanted.lost) == (3, 0)
-    assert wanted.first is not None and begun <= wanted.first
-    bulk = await client.reset_group(topic, "g", to=begun, rate=1_000)
-    assert (bulk.kind, bulk.topic, bulk.rate) == ("reset", topic, 1_000)
-    done = await client.wait_bulk(bulk.id, timeout=30)
-    assert (done.state, done.matched, done.changed) == ("done", 3, 3)
-    again = await had(client, topic, "g", 3)
-    assert [item.replay_of for item in again] == ids
-    assert [(task.key, task.body) for task in again] == [(f"k{n}", b"%d" % n) for n in range(3)]
-    assert await client.pull(topic, group="other", wait=0.2) == []
-    shown = await client.lookup(again[0].id)
-    assert shown.state == "acked"
-
-
 async def test_a_replayed_task_names_its_original(
     client: Client, running: Daemon, topic: str
 ) -> None:
@@ -118,25 +100,6 @@ async def ask(daemon: Daemon, method: str, path: str, body: object = None) -> di
         return dict(result)
 
     return await asyncio.to_thread(call)
-
-
-async def test_groups_are_reset_by_command(client: Client, running: Daemon, topic: str) -> None:
-    await finished(client, topic, "g")
-
-    command = ("groups", "reset", topic, "g", "--to", "1h")
-
-    def reset() -> None:
-        cli = Cli(running)
-        tried = cli.run(*command, "--dry-run").stdout.decode()
-        assert "3 tasks would be delivered again, due from" in tried
-        assert cli.one(*command, "--dry-run")["tasks"] == 3
-        unsure = cli.run(*command, expect=1).stderr.decode()
-        assert f"would be delivered to group g of topic {topic} again; add --yes" in unsure
-        done = cli.run(*command, "--yes", "--wait", "--rate", "100").stdout.decode()
-        assert "done  3 of 3 changed" in done
-
-    await asyncio.to_thread(reset)
-    assert len(await had(client, topic, "g", 3)) == 3
 
 
 async def test_invalid_resets_are_refused(client: Client, topic: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -285,7 +285,7 @@ def serve_http(home: Home, count: int) -> Daemon:
     return home._make(store=home.folder, args=args, http=True).start()
 
 
-@pytest.mark.parametrize("begins", [0, 2])
+@pytest.mark.parametrize("begins", [0, pytest.param(2, marks=pytest.mark.slow)])
 async def test_resharding_keeps_idempotency_keys(home: Home, begins: int) -> None:
     """Also one of which some shards have not taken their part: then the rest comes, once."""
     daemon = serve_http(home, begins)
@@ -329,7 +329,16 @@ def test_every_failpoint_of_resharding_is_tested() -> None:
     assert {place.partition("=")[0] for place in tried} == set(failpoints.OFFLINE)
 
 
-@pytest.mark.parametrize("place", [*SERVES_THE_OLD, *SERVES_NOTHING, *SERVES_THE_NEW])
+def first_of_each(*groups: Sequence[str]) -> list[Any]:
+    """Parameters: `make test` has one place of each outcome, `make test-full` all."""
+    return [
+        pytest.param(place, marks=pytest.mark.slow) if n else place
+        for group in groups
+        for n, place in enumerate(group)
+    ]
+
+
+@pytest.mark.parametrize("place", first_of_each(SERVES_THE_OLD, SERVES_NOTHING, SERVES_THE_NEW))
 async def test_a_killed_resharding_can_be_repeated(
     home: Home, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,5 @@
-"""Real daemons as shards, of which one is killed while tasks come and go."""
+"""Real daemons as shards of a folder: one is killed while tasks come and go, or away while groups
+begin and are set."""
 
 from __future__ import annotations
 
@@ -19,19 +20,25 @@ from support.ports import free_port
 from support.shards import key_in
 from support.waiting import comes
 from tickwheel import Client, Task, errors, sync
+from tickwheel.persistence import ShardFolder
 
-COUNT = 3
+COUNT, HOME, AWAY = 3, 1, 2
 KILLS = 3
+TOPIC = key_in(HOME, COUNT, "t")
+"""Its home is shard 1."""
 
 
 @pytest.fixture
 def daemons(tmp_path: Path) -> Iterator[list[Daemon]]:
     urls = [f"tcp://127.0.0.1:{free_port()}" for _ in range(COUNT)]
+    (tmp_path / "shards").mkdir()
+    folder = ShardFolder(f"{tmp_path}/shards/")
     with ExitStack() as stack:
         results = []
         for shard, url in enumerate(urls):
             daemon = Daemon(
                 tmp_path / str(shard),
+                store=folder.url(shard),
                 shard=shard,
                 route=",".join(urls),
                 http=True,
@@ -42,9 +49,7 @@ def daemons(tmp_path: Path) -> Iterator[list[Daemon]]:
         yield results
 
 
-async def test_a_killed_shard_loses_no_task_and_keeps_the_order(
-    daemons: list[Daemon],
-) -> None:
+async def test_a_killed_shard_loses_no_task_and_keeps_the_order(daemons: list[Daemon]) -> None:
     keys = [f"o{n}" for n in range(20)]
     confirmed: dict[str, list[int]] = {key: [] for key in keys}
     first_seen: dict[str, list[int]] = {key: [] for key in keys}
@@ -117,3 +122,40 @@ async def test_each_shard_pushes_its_own_tasks(daemons: list[Daemon]) -> None:
         await comes(acked)
     assert sorted(got.body.decode() for got in endpoint.got) == sorted(keys), "each once"
     assert not endpoint.bad
+
+
+async def test_a_returning_shard_follows_before_it_serves(
+    daemons: list[Daemon], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Client(daemons[0].url) as client:
+        await client.create_group(TOPIC, "old", rate=30)
+        await daemons[AWAY].akill()
+        await client.create_group(TOPIC, "g", tags="eu")
+        await client.configure(TOPIC, group="old", paused=True)
+        await daemons[AWAY].astart()
+        key = key_in(AWAY, COUNT)
+        receipt = await client.enqueue(TOPIC, b"", key=key, tag="us")
+        theirs = await client.enqueue(TOPIC, b"", key=key, tag="eu")
+        assert receipt.id % 1024 == theirs.id % 1024 == AWAY
+        (delivery,) = await client.pull(TOPIC, group="g", wait=30)
+        assert delivery.id == theirs.id, "the filter holds there"
+        await delivery.ack()
+        assert not await client.pull(TOPIC, group="old", wait=0), "it is paused there"
+    log = daemons[AWAY].log_text()
+    assert "settings_followed" in log and log.rindex("settings_followed") < log.rindex("serving")
+
+
+async def test_a_new_group_gets_tasks_of_a_returning_shard(daemons: list[Daemon]) -> None:
+    for away in (AWAY, HOME):
+        group = f"g{away}"
+        await daemons[away].akill()
+        async with Client(daemons[0].url) as client:
+            subscription = client.subscribe(TOPIC, group=group)
+            await subscription.start()
+            await subscription.close()
+        await daemons[away].astart()
+        async with Client(daemons[0].url) as client:
+            receipt = await client.enqueue(TOPIC, b"", key=key_in(away, COUNT))
+            (delivery,) = await client.pull(TOPIC, group=group, wait=30)
+            assert delivery.id == receipt.id
+            await delivery.ack()

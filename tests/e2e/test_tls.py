@@ -205,9 +205,7 @@ async def test_certificates_are_enough_where_they_are_required(
         assert over_http(daemon, context, "/readyz")["status"] == "ready"
 
 
-async def test_a_renewed_certificate_keeps_connections(
-    tmp_path: Path,
-) -> None:
+async def test_a_renewed_certificate_keeps_connections(tmp_path: Path) -> None:
     first, second = Authority(tmp_path / "a", "first"), Authority(tmp_path / "b", "second")
     served = first.sign("daemon")
     files = {"tls_cert": str(served.cert), "tls_key": str(served.key)}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cli_runner import Cli
-from support.daemon import Daemon, DaemonFailed
+from support.daemon import Daemon
 from support.raw import Raw
 from support.waiting import soon
 from tickwheel import Client, errors
@@ -107,16 +107,6 @@ def test_the_command_line_names_the_right_that_is_missing(running: Daemon, path:
     shown = {entry["name"]: entry for entry in cli.json("token", "list", "--file", str(path))}
     assert shown["producer"]["scopes"] == {"produce": ["orders.*"]}
     assert token.split("_", 2)[2] not in json.dumps(shown)
-
-
-@pytest.mark.parametrize("content", [None, "{"])
-def test_an_invalid_token_file_stops_the_start(tmp_path: Path, content: str | None) -> None:
-    path = tmp_path / "tokens.json"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(DaemonFailed, match="tokens.json") as raised:
-        Daemon(tmp_path, tokens_file=str(path)).start()
-    assert "Traceback" not in str(raised.value)
 
 
 def test_last_use_is_stored_at_a_stop(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from support.daemon import Daemon
 from support.history_daemon import daemon_in, taken_up
 from support.restore_rig import held, url
 from support.traces import HIGHEST, LOWEST, MUST_BE, OTHER, TRACE, WRONG
-from tickwheel import BadRequest, Client, Delivery, Task, Worker, sync
+from tickwheel import BadRequest, Client, Delivery, Task
 from tickwheel.cli.app import run
 
 HOUR_S = 3_600
@@ -64,37 +64,6 @@ async def had(client: Client, attempt: int) -> list[Delivery]:
             result[delivery.body] = delivery
     assert {body: delivery.trace for body, delivery in result.items()} == BODIES
     return list(result.values())
-
-
-async def test_handlers_and_the_synchronous_client_get_the_trace(
-    make_daemon: Callable[..., Daemon],
-) -> None:
-    daemon = make_daemon()
-    await daemon.astart()
-
-    def of_a_thread() -> list[str | None]:
-        with sync.Client(daemon.url) as client:
-            client.enqueue("u", b"", trace=OTHER)
-            client.enqueue("u", b"")
-            results = []
-            while len(results) < 2:
-                results += [item.trace for item in client.pull("u", group="g", max=9, wait=10)]
-            return results
-
-    seen: asyncio.Queue[str | None] = asyncio.Queue()
-    async with Client(daemon.url) as client:
-        worker = Worker(client, signals=False)
-
-        @worker.on("t", group="g")
-        async def handle(delivery: Delivery) -> None:
-            seen.put_nowait(delivery.trace)
-
-        await client.enqueue("t", b"", trace=TRACE)
-        working = asyncio.create_task(worker.run())
-        assert await asyncio.wait_for(seen.get(), 30) == TRACE
-        assert sorted(await asyncio.to_thread(of_a_thread), key=str) == [OTHER, None]
-        worker.stop()
-        await working
 
 
 async def test_an_invalid_trace_is_refused_by_the_client(

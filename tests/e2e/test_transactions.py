@@ -11,15 +11,9 @@ from e2e.stores import killed_on
 from support.daemon import Daemon
 from support.waiting import rest
 from tickwheel import (
-    BadRequest,
     Check,
     Client,
-    Conflict,
-    LimitExceeded,
-    Overloaded,
-    Task,
     TransactionCommitted,
-    TransactionRolledBack,
     UnknownTransaction,
 )
 from tickwheel.sync import Client as SyncClient
@@ -55,44 +49,6 @@ async def _bodies(client: Client, topic: str, count: int) -> list[bytes]:
 
 async def _pending(client: Client, topic: str) -> int:
     return len([task async for task in client.list_tasks(topic=topic)])
-
-
-async def test_prepared_tasks_become_tasks_at_the_commit(client: Client, topic: str) -> None:
-    async with client.transaction("payments") as tx:
-        await tx.enqueue(topic, b"1")
-        await tx.enqueue_many([Task(topic, b"2"), Task(topic, b"3", key="k", tag="t")])
-        assert await _pending(client, topic) == 0
-        assert await client.pull(topic, wait=0) == []
-        stats = await client.stats()
-        shown = await client.show_transaction(tx.id)
-        assert (shown.state, shown.tasks, shown.topics) == ("open", 3, (topic,))
-        assert [half.key for half in shown.halves or ()] == [None, None, "k"]
-        assert tx.receipts == []
-    assert stats.raw["transactions"]["open"] == 1
-    assert len({receipt.id for receipt in tx.receipts}) == 3
-    assert [(await client.lookup(r.id)).due_ms for r in tx.receipts] == [
-        r.due_ms for r in tx.receipts
-    ]
-    (keyed,) = await client.lookup(topic=topic, key="k")
-    assert (keyed.id, keyed.raw["tag"]) == (tx.receipts[2].id, "t")
-    assert sorted(await _bodies(client, topic, 3)) == [b"1", b"2", b"3"]
-
-
-async def test_an_exception_rolls_back(client: Client, topic: str) -> None:
-    class Trouble(Exception):
-        pass
-
-    with pytest.raises(Trouble):
-        async with client.transaction("payments", id=f"{topic}-x") as tx:
-            await tx.enqueue(topic, b"never")
-            raise Trouble
-    assert (await client.show_transaction(tx.id)).state == "rolled_back"
-    assert await _pending(client, topic) == 0
-    with pytest.raises(TransactionRolledBack):
-        await client.commit_transaction(tx.id)
-    await client.rollback_transaction(tx.id)
-    with pytest.raises(Conflict):
-        await tx.enqueue(topic, b"more")
 
 
 async def test_a_decision_is_answered_again(client: Client, topic: str) -> None:
@@ -146,43 +102,6 @@ async def test_delays_count_from_prepare_or_commit(client: Client, topic: str) -
     assert [(r.id, r.due_ms) for r in await late.commit()] == [
         (r.id, r.due_ms) for r in (after, placed)
     ]
-
-
-async def test_invalid_transaction_calls_are_refused(client: Client, topic: str) -> None:
-    tx = client.transaction("payments")
-    with pytest.raises(BadRequest, match="if_pending"):
-        await tx.enqueue(topic, b"", key="k", if_pending="keep")
-    with pytest.raises(LimitExceeded, match="transaction_tasks_max"):
-        await tx.enqueue_many([Task(topic, b"")] * 21)
-    with pytest.raises(LimitExceeded, match="transaction_bytes_max"):
-        await tx.enqueue(topic, b"x" * 2_001)
-    with pytest.raises(BadRequest, match="count_from"):
-        client.transaction("payments", count_from="never")
-    await tx.enqueue(topic, b"1")
-    other = client.transaction("others", id=tx.id)
-    with pytest.raises(Conflict, match="payments"):
-        await other.enqueue(topic, b"1")
-    await tx.rollback()
-
-
-async def test_open_transactions_are_limited(client: Client, topic: str) -> None:
-    made = []
-    with pytest.raises(Overloaded, match="transactions_max"):
-        for _ in range(31):
-            made.append(client.transaction("many"))
-            await made[-1].enqueue(topic, b"")
-    ids = [transaction.id async for transaction in client.list_transactions(group="many")]
-    assert ids == sorted(tx.id for tx in made[:-1])
-    for tx in made[:-1]:
-        await tx.rollback()
-    assert [transaction async for transaction in client.list_transactions(group="many")] == []
-
-
-async def test_an_empty_transaction_sends_no_request(client: Client) -> None:
-    async with client.transaction("payments") as tx:
-        pass
-    with pytest.raises(UnknownTransaction):
-        await client.show_transaction(tx.id)
 
 
 def test_the_synchronous_client_runs_transactions(running: Daemon, topic: str) -> None:
@@ -246,9 +165,7 @@ async def test_another_producer_is_asked_after_kills(killed: Daemon) -> None:
         await client.rollback_transaction("nobody-knows")
 
 
-async def test_an_undecided_transaction_is_parked(
-    make_daemon: Callable[..., Daemon],
-) -> None:
+async def test_an_undecided_transaction_is_parked(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(
         transaction_check_s=0.05, transaction_check_every_s=0.05, transaction_checks_max=2
     )

@@ -7,13 +7,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from math import ceil
 
-import pytest
-
 from e2e.cli_runner import Cli
 from e2e.stores import killed_on
 from support.daemon import Daemon
 from tickwheel import Client, Task
-from tickwheel.errors import BadRequest, LimitExceeded
 
 NINE = datetime(2030, 1, 31, 9, tzinfo=UTC)
 NINE_MS = round(NINE.timestamp() * 1000)
@@ -46,19 +43,6 @@ async def test_chosen_due_times_survive_a_kill(killed: Daemon) -> None:
         # Stored tasks count for windows after a restart.
         receipt = await client.enqueue("t", b"y", at=NINE, within=timedelta(seconds=WITHIN_S))
         assert each[receipt.due_ms // 1000] == min(each.values())
-
-
-async def test_invalid_windows_are_refused(make_daemon: Callable[..., Daemon]) -> None:
-    daemon = make_daemon(within_max_s=60)
-    await daemon.astart()
-    async with Client(daemon.url) as client:
-        with pytest.raises(LimitExceeded, match=r"within in ms is 60001; the limit is 60000"):
-            await client.enqueue("t", b"x", within=60.001)
-        with pytest.raises(BadRequest, match="within"):
-            await client.enqueue("t", b"x", within=-1)
-        with pytest.raises(LimitExceeded, match="within_ms_max"):
-            await client.put_schedule("s", topic="t", every=60, within=61)
-        assert (await client.enqueue("t", b"x", delay=60, within=0)).id
 
 
 def test_windows_are_set_by_command(make_daemon: Callable[..., Daemon]) -> None:

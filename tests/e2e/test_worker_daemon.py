@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from support.daemon import Daemon
 from support.raw import Raw
 from support.waiting import WAIT_S, comes, soon
-from tickwheel import Client, Delivery, Reject, Retry, RetryLater, Worker
+from tickwheel import Client, Delivery, Worker
 from tickwheel.api.frames import FrameType
+from tickwheel.cli.subscribe import named_worker
 from tickwheel.client import TaskInfo
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    folder = tmp_path_factory.mktemp("worker")
-    with Daemon(folder, retry_base_s=0.05, retry_jitter=0, retry_max=2) as daemon:
-        yield daemon
-        assert "Traceback" not in daemon.log_text()
 
 
 async def look(client: Client, task_id: int, for_what: Callable[[TaskInfo], bool]) -> TaskInfo:
@@ -68,14 +63,6 @@ class Running:
 # --- outcomes --------------------------------------------------------------------------------
 
 
-async def test_a_handler_that_returns_has_acked(client: Client, topic: str) -> None:
-    async def handler(delivery: Delivery) -> None: ...
-
-    receipt = await client.enqueue(topic, b"x")
-    async with Running(client, topic, handler):
-        await task_in(client, receipt.id, "acked")
-
-
 async def test_a_handler_that_raises_is_retried_and_then_dead(client: Client, topic: str) -> None:
     attempts = []
 
@@ -92,60 +79,6 @@ async def test_a_handler_that_raises_is_retried_and_then_dead(client: Client, to
     assert [failure[2] for failure in letter.failures] == [
         f"ValueError: attempt {n}" for n in attempts
     ]
-
-
-async def test_reject_buries_at_the_first_attempt(client: Client, topic: str) -> None:
-    async def handler(delivery: Delivery) -> None:
-        raise Reject("no such order")
-
-    receipt = await client.enqueue(topic, b"x")
-    async with Running(client, topic, handler):
-        await task_in(client, receipt.id, "dead")
-    [letter] = [letter async for letter in client.dead_list(topic=topic)]
-    assert (letter.attempt, letter.reason) == (1, "no such order")
-
-
-async def test_retry_later_waits_for_its_delay(client: Client, topic: str) -> None:
-    seen: list[Delivery] = []
-
-    async def handler(delivery: Delivery) -> None:
-        seen.append(delivery)
-        if delivery.attempt == 1:
-            raise RetryLater(0.4, "closed")
-
-    receipt = await client.enqueue(topic, b"x")
-    async with Running(client, topic, handler):
-        await task_in(client, receipt.id, "acked")
-    assert [delivery.attempt for delivery in seen] == [1, 2]
-    assert seen[1].delivered_ms - seen[0].delivered_ms >= 400
-
-
-async def test_the_groups_policy_is_the_handlers(client: Client, topic: str) -> None:
-    async def handler(delivery: Delivery) -> None:
-        raise ValueError
-
-    receipt = await client.enqueue(topic, b"x")
-    async with Running(client, topic, handler, retry=Retry.none()):
-        result = await task_in(client, receipt.id, "dead")
-    assert result.groups["default"].attempt == 1
-
-
-async def test_a_time_out_is_a_failed_attempt(client: Client, topic: str) -> None:
-    seen = asyncio.Event()
-
-    async def handler(delivery: Delivery) -> None:
-        await seen.wait()
-
-    receipt = await client.enqueue(topic, b"x")
-    async with Running(client, topic, handler, timeout=0.2, retry=Retry.fixed(0.05, 100)):
-        result = await look(
-            client,
-            receipt.id,
-            lambda task: "default" in task.groups and bool(task.groups["default"].failures),
-        )
-        assert result.groups["default"].failures[0][2] == "timed out after 0.2 s"
-        seen.set()
-        await task_in(client, receipt.id, "acked")
 
 
 # --- the heartbeat ---------------------------------------------------------------------------
@@ -203,50 +136,6 @@ async def test_a_handler_of_a_finished_task_is_cancelled(
             assert answer[0] == FrameType.OK
             await soon(cancelled.wait())
     assert (await client.lookup(receipt.id)).state == "acked"
-
-
-# --- stopping --------------------------------------------------------------------------------
-
-
-async def test_stop_waits_for_running_handlers(client: Client, topic: str) -> None:
-    started, go_on = asyncio.Semaphore(0), asyncio.Event()
-
-    async def handler(delivery: Delivery) -> None:
-        started.release()
-        await go_on.wait()
-
-    receipts = [await client.enqueue(topic, b"%d" % i) for i in range(10)]
-    async with Running(client, topic, handler, concurrency=3, prefetch=10) as worker:
-        for _ in range(3):
-            await soon(started.acquire())
-        worker.stop()
-        # Unstarted tasks are ready for others at once, without a failure.
-        others = []
-        while len(others) < 7:
-            others += await soon(client.pull(topic, max=10, wait=20))
-        assert {delivery.failures for delivery in others} == {0}
-        await asyncio.gather(*(delivery.ack() for delivery in others))
-        go_on.set()
-    states = [task.state for task in await client.lookup_many(r.id for r in receipts)]
-    assert states == ["acked"] * 10
-
-
-async def test_a_task_is_released_without_failure_after_the_grace(
-    client: Client, topic: str
-) -> None:
-    started = asyncio.Event()
-
-    async def handler(delivery: Delivery) -> None:
-        started.set()
-        await asyncio.Event().wait()
-
-    await client.enqueue(topic, b"x")
-    async with Running(client, topic, handler, grace=0.1) as worker:
-        await soon(started.wait())
-        worker.stop()
-    [delivery] = await client.pull(topic, wait=20)
-    assert (delivery.attempt, delivery.failures) == (2, 0)
-    assert await delivery.ack() == "acked"
 
 
 # --- a daemon that goes away -----------------------------------------------------------------
@@ -367,17 +256,26 @@ async def test_a_second_signal_ends_the_grace(
         ("needs:worker", "importing needs failed at {folder}/needs.py:2: ModuleNotFoundError"),
         ("broken:worker", "importing broken failed at {folder}/broken.py:1: ZeroDivisionError"),
         ("syntax:worker", "importing syntax failed at {folder}/syntax.py:1: SyntaxError"),
-        ("empty:worker", "no handlers"),
     ],
 )
-def test_an_unrunnable_program_exits_with_2(target: str, word: str, tmp_path: Path) -> None:
+def test_an_unrunnable_program_is_named(
+    target: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "app.py").write_text(PROGRAM.format(topic="t"))
     (tmp_path / "needs.py").write_text("\nimport not_installed\n")
     (tmp_path / "broken.py").write_text("1 / 0\n")
     (tmp_path / "syntax.py").write_text("def :\n")
+    with pytest.raises(typer.BadParameter, match=re.escape(word.format(folder=tmp_path))):
+        named_worker(target)
+    sys.modules.pop("app", None)
+
+
+def test_an_unrunnable_program_exits_with_2(tmp_path: Path) -> None:
     (tmp_path / "empty.py").write_text("import tickwheel as t\nworker = t.Worker(t.Client())\n")
-    process = work(tmp_path, target)
-    out, err = process.communicate(timeout=WAIT_S)
-    assert (process.returncode, out) == (2, "")
-    assert len(err.splitlines()) == 1, err
-    assert word.format(folder=tmp_path) in err
+    for target, word in (("missing:worker", "no module missing"), ("empty:worker", "no handlers")):
+        process = work(tmp_path, target)
+        out, err = process.communicate(timeout=WAIT_S)
+        assert (process.returncode, out) == (2, "")
+        assert len(err.splitlines()) == 1 and word in err, err

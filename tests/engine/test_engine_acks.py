@@ -71,9 +71,7 @@ def test_an_earlier_receipt_acks_a_ready_task(rig: Rig) -> None:
     assert rig.rows.is_empty()
 
 
-def test_an_earlier_receipt_acks_a_waiting_task(
-    rig: Rig,
-) -> None:
+def test_an_earlier_receipt_acks_a_waiting_task(rig: Rig) -> None:
     rig.subscribe()
     got = delivered(rig)
     rig.nack(got, 0)

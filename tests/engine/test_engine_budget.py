@@ -158,9 +158,7 @@ def test_a_row_owed_to_others_is_not_kept_without_room() -> None:
     assert rig.core.resident_bytes <= ROW
 
 
-def test_repeated_looks_at_a_group_do_not_hold_the_tick(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_repeated_looks_at_a_group_do_not_hold_the_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = rig_with(ready=3, room=3)
     rig.subscribe()
     looks = 0

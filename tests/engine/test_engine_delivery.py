@@ -142,16 +142,6 @@ def test_some_credit_returns_before_the_acks_commit() -> None:
     recount(rig)
 
 
-def test_at_most_once_credit_never_returns_before_its_commit() -> None:
-    rig = Rig(replace(CONFIG, acks_ahead_max=2))
-    subscriber = rig.subscribe(prefetch=1, at_most_once=True)
-    rig.store(count=2)
-    rig.tick()
-    assert (subscriber.credit, rig.group().ready_count) == (0, 1)
-    rig.commit()
-    assert subscriber.credit == 1
-
-
 def test_a_blocked_subscriber_gets_no_tasks(rig: Rig) -> None:
     subscriber = rig.subscribe()
     subscriber.blocked = True

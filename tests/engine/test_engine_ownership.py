@@ -441,9 +441,7 @@ def test_a_task_acked_by_all_is_not_rescheduled(rig: Rig) -> None:
     assert consume(rig, "b") == set()
 
 
-def test_deleting_a_recreated_group_keeps_earlier_acks(
-    rig: Rig,
-) -> None:
+def test_deleting_a_recreated_group_keeps_earlier_acks(rig: Rig) -> None:
     ids = acked_by_a_former_one(rig)
     rig.close_group("t", "b")
     recount(rig)

@@ -146,9 +146,7 @@ def test_a_clock_set_back_during_a_restart_loses_no_retry(rig: Rig) -> None:
     assert rig.after(1).one().attempt == 2
 
 
-def test_a_task_can_be_cancelled_after_a_restart_with_an_older_clock(
-    rig: Rig,
-) -> None:
+def test_a_task_can_be_cancelled_after_a_restart_with_an_older_clock(rig: Rig) -> None:
     got = checkpointed(rig)
     rig.after(LEASE_MS).expire()
     rig.commit()

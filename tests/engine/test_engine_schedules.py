@@ -326,9 +326,7 @@ def test_a_weekly_occurrence_survives_a_restart_at_its_time(rig: ScheduleRig) ->
     assert rig.times_of() == after(7 * 86_400)
 
 
-def test_a_long_absence_is_caught_up_in_batches(
-    rig: ScheduleRig,
-) -> None:
+def test_a_long_absence_is_caught_up_in_batches(rig: ScheduleRig) -> None:
     rig.put(catch_up="all", catch_up_ms=10_000 * (FIRED_MAX + 1) - 1)
     rig.settle()
     rig.crash(down_ms=10_000 * (COUNTED_MAX + FIRED_MAX + 50))
@@ -454,9 +452,7 @@ def test_jitter_is_bounded_and_the_same_after_a_restart() -> None:
     assert row.due_ms == NOW_MS + 10_000 + jitter_of(wanted, NOW_MS + 10_000)
 
 
-def test_putting_the_same_schedule_again_is_unchanged(
-    rig: ScheduleRig,
-) -> None:
+def test_putting_the_same_schedule_again_is_unchanged(rig: ScheduleRig) -> None:
     rig.put()
     rig.settle()
     rig.after(10_000).settle()

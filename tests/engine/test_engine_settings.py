@@ -99,13 +99,6 @@ def test_a_rate_allows_a_burst_then_single_deliveries(rig: Rig) -> None:
     assert len(rig.after(10_000).tick()) == 3
 
 
-def test_the_default_burst_is_one_second_of_the_rate(rig: Rig) -> None:
-    rig.subscribe()
-    rig.configure("t", "default", rate=5.0)
-    rig.store(count=20)
-    assert [len(rig.tick()), rig.pass_time(1_000), len(rig.tick())] == [5, None, 5]
-
-
 @pytest.mark.parametrize(("burst", "at_once"), [(8, 2), (1, 1), (None, 5)])
 def test_a_rate_is_divided_by_the_shards(burst: int | None, at_once: int) -> None:
     rig = Rig(replace(CONFIG, shards=4))

@@ -84,9 +84,7 @@ def test_due_times_count_from_prepare_or_commit(rig: TransactionRig) -> None:
     assert now_ms + HOUR_MS <= placed.due_ms <= now_ms + HOUR_MS + 5_000
 
 
-def test_a_group_made_before_the_commit_gets_the_tasks(
-    rig: TransactionRig,
-) -> None:
+def test_a_group_made_before_the_commit_gets_the_tasks(rig: TransactionRig) -> None:
     """And one that is deleted holds nothing of it."""
     first = rig.subscribe(group="a")
     rig.prepare("x", 1, half(due_ms=rig.now_ms))

@@ -270,9 +270,7 @@ def test_an_order_key_and_a_value_are_paused_apart() -> None:
 
 
 @pytest.mark.parametrize("by", [None, "region"])
-def test_a_changed_fair_by_frees_tasks_of_a_paused_value(
-    by: str | None,
-) -> None:
+def test_a_changed_fair_by_frees_tasks_of_a_paused_value(by: str | None) -> None:
     rig = fair_rig()
     rig.subscribe()
     pause(rig, "a", "tenant")

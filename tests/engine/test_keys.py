@@ -167,9 +167,7 @@ def test_the_bucket_count_follows_the_task_count() -> None:
         assert len(list(table.buckets())) == keys.BUCKETS_MIN
 
 
-def test_reserved_buckets_are_not_split(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_reserved_buckets_are_not_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are made some at a time, and those that came before are found in them."""
     table, rnd = Table(), random.Random(3)
     places = [rnd.randrange(2**64) for _ in range(600_000)]

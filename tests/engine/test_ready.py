@@ -69,9 +69,7 @@ def test_a_sporadic_priority_does_not_use_others_turns() -> None:
         max_size=80,
     )
 )
-def test_every_task_is_taken_once_and_no_priority_starves(
-    steps: list[tuple[str, int]],
-) -> None:
+def test_every_task_is_taken_once_and_no_priority_starves(steps: list[tuple[str, int]]) -> None:
     queue, waiting = ReadyQueue(), {p: deque[int]() for p in (0, 1, 7, 255)}
     priority_of: dict[int, int] = {}
     top_in_a_row, newest = 0, []

@@ -168,7 +168,7 @@ def states(found: Held) -> dict[tuple[int, str], tuple[str, int]]:
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_a_restored_store_delivers_its_tasks(
     lives: dict[str, Life], tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    how: str, overdue: str, scope: str,
+    how: str, overdue: str, scope: str
 ) -> None:  # fmt: skip
     life = lives[how]
     due, far = max(life.overdue), max(life.far)

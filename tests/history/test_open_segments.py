@@ -89,9 +89,7 @@ def test_a_full_disk_restarts_the_sealing(tmp_path: Path, monkeypatch: pytest.Mo
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name + ".gz"]
 
 
-def test_an_interrupted_sealing_is_completed_by_the_next_writer(
-    tmp_path: Path,
-) -> None:
+def test_an_interrupted_sealing_is_completed_by_the_next_writer(tmp_path: Path) -> None:
     spool = spool_of(tmp_path)
     spool.append(1, [enqueued([make_id(1)])])
     writer = writer_of(tmp_path, segment_bytes=10)

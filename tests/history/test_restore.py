@@ -617,9 +617,7 @@ def moved(folder: Path) -> list[str]:
     return [str(folder / "host-b"), str(folder / "host-a")]
 
 
-async def test_a_moved_shard_is_restored_from_several_folders(
-    tmp_path: Path,
-) -> None:
+async def test_a_moved_shard_is_restored_from_several_folders(tmp_path: Path) -> None:
     """Named one by one, also where one is a copy of another, or copied into one folder."""
     backup = await make_backup(tmp_path, [OLD])
     folders = moved(tmp_path)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -110,16 +108,7 @@ def test_open_segments_of_the_writer_stay(tmp_path: Path) -> None:
     writer.close()
 
 
-@pytest.fixture
-def _utc(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
-
-
-@pytest.mark.usefixtures("_utc")
+@pytest.mark.usefixtures("in_utc")
 def test_the_writer_cleans_at_its_hour_once(tmp_path: Path) -> None:
     starts = history_of_hours(tmp_path, 4)
     clock, log = Clock(NOW_MS), list[str]()
@@ -140,7 +129,7 @@ def test_the_writer_cleans_at_its_hour_once(tmp_path: Path) -> None:
     writer.close()
 
 
-@pytest.mark.usefixtures("_utc")
+@pytest.mark.usefixtures("in_utc")
 def test_the_writer_enforces_the_size_when_it_has_sealed(tmp_path: Path) -> None:
     history_of_hours(tmp_path, 3)
     log = list[str]()

@@ -39,9 +39,7 @@ def test_a_story_is_complete_and_in_order(tmp_path: Path) -> None:
     assert is_whole and [event["seq"] for event in events] == list(range(1, 41, 2))
 
 
-def test_a_story_of_a_moved_shard_needs_all_folders(
-    tmp_path: Path,
-) -> None:
+def test_a_story_of_a_moved_shard_needs_all_folders(tmp_path: Path) -> None:
     """The folder of one machine has what was written there."""
     history_rig.write(tmp_path / "a", [[enqueued([TASK])]], 1, node="host-a")
     history_rig.write(tmp_path / "b", [[delivered([TASK]), acked([TASK])]], 2, node="host-b")

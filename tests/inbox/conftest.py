@@ -7,13 +7,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 
-from support.daemon import Daemon
 from support.postgresql import PostgresServer
 from tickwheel.client.wire import NumberedClient
 from tickwheel.inbox import open_inbox
@@ -39,20 +37,6 @@ async def database(server: PostgresServer) -> AsyncIterator[str]:
         await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
     finally:
         await admin.close()
-
-
-@pytest.fixture
-def make_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
-    """``make_daemon(lease_default_s=1, …)``: a Daemon with these settings, not started yet."""
-    made: list[Daemon] = []
-
-    def make(**options: Any) -> Daemon:
-        made.append(Daemon(tmp_path / f"daemon-{len(made)}", **options))
-        return made[-1]
-
-    yield make
-    for daemon in made:
-        daemon.close()
 
 
 class Taking:

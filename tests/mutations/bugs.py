@@ -61,7 +61,6 @@ LOST = (
             COMMITTER + "an_enqueue_is_answered_only_when_its_batch_is_durable",
             SYNC + "pipelined_enqueues_wait_for_their_own_sync",
         ),
-        usual=True,
     ),
     Bug(
         "ack-confirmed-before-its-commit",
@@ -127,7 +126,6 @@ LOST = (
             SYNC + "every_reply_waits_for_its_sync",
             SYNC + "a_power_cut_leaves_every_promise",
         ),
-        usual=True,
     ),
     Bug(
         "sync-normal",
@@ -142,7 +140,6 @@ LOST = (
             "_Later.take": (instead("self._sorted[-missing:]", "self._sorted[-missing:-1]"),),
         },
         (PROMISES + "a_restart_finds_every_task",),
-        usual=True,
     ),
     Bug(
         "an-upgraded-database-keeps-its-number",
@@ -439,7 +436,6 @@ OWED = (
             COALESCING_MODEL,
             COALESCING + "a_replaced_delivery_never_runs_after_its_replacement[nack-more0]",
         ),
-        usual=True,
     ),
     Bug(
         "a-crash-forgets-what-was-replaced-in-flight",
@@ -957,7 +953,6 @@ WHOLE = (
             NAMES + "two_programs_use_a_name_at_once[race_for_a_schedule]",
             NAMES + "two_programs_use_a_name_at_once[race_for_a_transaction]",
         ),
-        usual=True,
     ),
     Bug(
         "a-subscription-counts-no-bytes",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from inspect import isawaitable
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 import redis as redis_module
 
+from support.certificates import Authority
+from support.redis_proxy import Proxy
 from support.redis_server import RedisServer
 from support.waiting import comes
 from tickwheel import Client, Delivery
@@ -103,3 +106,14 @@ async def wheel() -> AsyncIterator[TestWheel]:
     async with TestWheel() as made:
         await made.client.create_group("t", "g")
         yield made
+
+
+async def tls_relay(port: int, folder: Path) -> tuple[Proxy, Authority]:
+    """Start a TLS server in front of a port, and return it with who signed its certificate."""
+    # The relay's failed handshake is not the target's error.
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    authority = Authority(folder)
+    pair = authority.sign("server")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(pair.cert, pair.key)
+    return await Proxy(port, context).start(), authority

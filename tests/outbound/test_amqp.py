@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -11,12 +10,10 @@ from pathlib import Path
 import aio_pika
 import pytest
 
-from support.certificates import Authority
 from support.rabbitmq_server import RabbitServer
-from support.redis_proxy import Proxy
 from support.waiting import comes
 from tests.outbound.brokers import declare_queue, drained
-from tests.outbound.conftest import in_time, running
+from tests.outbound.conftest import in_time, running, tls_relay
 from tests.outbound.endpoint import flooding
 from tickwheel import Retry, Task
 from tickwheel.outbound import forward, runner
@@ -94,14 +91,8 @@ async def test_messages_use_exchange_and_routing_key(
 async def test_messages_are_sent_over_tls(
     wheel: TestWheel, server: RabbitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The relay's failed handshake is not the target's error.
-    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     await declare_queue(server, "tls")
-    authority = Authority(tmp_path / "tls")
-    pair = authority.sign("server")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(pair.cert, pair.key)
-    proxy = await Proxy(server.port, context).start()
+    proxy, authority = await tls_relay(server.port, tmp_path / "tls")
     url = f"amqps://localhost:{proxy.port}/?routing_key=tls"
     receipt = await wheel.client.enqueue("t", b"x")
     async with running(wheel.client, target_of(url)) as made:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,11 +13,9 @@ from typing import Any
 import pytest
 import redis as redis_module
 
-from support.certificates import Authority
-from support.redis_proxy import Proxy
 from support.redis_server import RedisServer
 from support.waiting import comes
-from tests.outbound.conftest import PASSWORD, in_time, running
+from tests.outbound.conftest import PASSWORD, in_time, running, tls_relay
 from tests.outbound.endpoint import flooding
 from tickwheel import Retry
 from tickwheel.outbound import forward, runner
@@ -68,15 +65,9 @@ async def test_entries_are_in_due_order(wheel: TestWheel, server: RedisServer, r
 
 async def test_entries_are_sent_over_tls(
     wheel: TestWheel, server: RedisServer, redis: Any, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    # The relay's failed handshake is not the target's error.
-    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-    authority = Authority(tmp_path / "tls")
-    pair = authority.sign("server")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(pair.cert, pair.key)
-    proxy = await Proxy(server.port, context).start()
+    proxy, authority = await tls_relay(server.port, tmp_path / "tls")
     url = f"rediss://localhost:{proxy.port}/0?stream=s"
     await wheel.client.enqueue("t", b"x")
     async with running(wheel.client, target_of(url, PASSWORD)) as made:

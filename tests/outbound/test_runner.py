@@ -96,9 +96,7 @@ async def test_a_delivery_postponed_too_often_fails(wheel: TestWheel) -> None:
         assert words == ["snoozed", "retrying"]
 
 
-async def test_batches_are_limited_by_the_target(
-    wheel: TestWheel,
-) -> None:
+async def test_batches_are_limited_by_the_target(wheel: TestWheel) -> None:
     free = asyncio.Event()
 
     async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
@@ -131,9 +129,7 @@ async def test_concurrent_batches_are_limited_by_the_target(wheel: TestWheel) ->
     assert target.under_way_max == 3
 
 
-async def test_a_broken_targets_batch_follows_the_groups_policy(
-    wheel: TestWheel,
-) -> None:
+async def test_a_broken_targets_batch_follows_the_groups_policy(wheel: TestWheel) -> None:
     await wheel.client.configure("t", group="g", retry=Retry.fixed(delay=5, retries=2))
 
     async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
@@ -180,9 +176,7 @@ async def test_a_delivery_that_breaks_the_target_fails_alone(wheel: TestWheel) -
     assert {item.failures[-1].reason for item in dead} == {"ConnectionResetError: it has broken"}
 
 
-async def test_a_target_broken_for_a_whole_batch_is_not_tried_for_each(
-    wheel: TestWheel,
-) -> None:
+async def test_a_target_broken_for_a_whole_batch_is_not_tried_for_each(wheel: TestWheel) -> None:
     await wheel.client.configure("t", group="g", retry=Retry.none())
     ids = await enqueue(wheel, *[b"bad"] * 10)
     target = Scripted(breaks_at_bad)
@@ -192,9 +186,7 @@ async def test_a_target_broken_for_a_whole_batch_is_not_tried_for_each(
     assert [len(batch) for batch in target.batches[:6]] == [10, 10, *alone, 7]
 
 
-async def test_an_unreachable_target_is_retried(
-    wheel: TestWheel,
-) -> None:
+async def test_an_unreachable_target_is_retried(wheel: TestWheel) -> None:
     target = Scripted(batch_max=2)
     target.refusals = [OSError("nobody there") for _ in range(9)]
     await wheel.client.configure("t", group="g", retry=Retry.none())
@@ -228,9 +220,7 @@ async def test_target_errors_use_no_attempt(wheel: TestWheel) -> None:
     assert "busy" in told and runner.trouble is None
 
 
-async def test_a_closed_connection_is_reopened_without_a_failure(
-    wheel: TestWheel,
-) -> None:
+async def test_a_closed_connection_is_reopened_without_a_failure(wheel: TestWheel) -> None:
     closed = True
 
     async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
@@ -312,9 +302,7 @@ async def test_a_target_is_not_connected_while_it_closes(wheel: TestWheel) -> No
     assert doing[:4] == ["connects", "closes", "closed", "connects"]
 
 
-async def test_missing_outcomes_fail_the_batch(
-    wheel: TestWheel,
-) -> None:
+async def test_missing_outcomes_fail_the_batch(wheel: TestWheel) -> None:
     async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
         return [ACK] * (len(deliveries) - 1)
 
@@ -324,9 +312,7 @@ async def test_missing_outcomes_fail_the_batch(
         assert runner.trouble == "RuntimeError: the target returned 0 outcomes for 1 deliveries"
 
 
-async def test_a_lane_keeps_a_connection_reopened_by_another(
-    wheel: TestWheel,
-) -> None:
+async def test_a_lane_keeps_a_connection_reopened_by_another(wheel: TestWheel) -> None:
     free = asyncio.Event()
     broken: set[bytes] = set()
 
@@ -374,9 +360,7 @@ async def test_a_stop_releases_failed_deliveries(wheel: TestWheel) -> None:
     assert [found.failures for found in await pulled(wheel)] == [0]
 
 
-async def test_a_stop_finishes_its_batch_and_releases_the_rest(
-    wheel: TestWheel,
-) -> None:
+async def test_a_stop_finishes_its_batch_and_releases_the_rest(wheel: TestWheel) -> None:
     free = asyncio.Event()
 
     async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
@@ -506,9 +490,7 @@ async def test_a_group_that_is_deleted_ends_the_runner_with_the_reason(wheel: Te
     await soon(runner.stop())
 
 
-async def test_a_runner_runs_once(
-    wheel: TestWheel,
-) -> None:
+async def test_a_runner_runs_once(wheel: TestWheel) -> None:
     target = Scripted()
     runner = Runner(wheel.client, "t", "g", target)
     await runner.stop()

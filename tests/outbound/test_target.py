@@ -56,9 +56,7 @@ def test_an_invalid_url_names_the_problem(url: str, words: str) -> None:
     assert "secret" not in caught.value.message
 
 
-def test_custom_targets_are_found_by_entry_point(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_custom_targets_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"{__name__}:carrier_target"
     theirs = EntryPoint(name="carrier", value=name, group="tickwheel.targets")
     monkeypatch.setattr(target_module, "entry_points", lambda group: {theirs}.copy())
@@ -127,9 +125,7 @@ async def test_a_message_has_every_field_of_its_task(wheel: TestWheel) -> None:
     }  # fmt: skip
 
 
-async def test_the_dedupe_id_is_stable_over_attempts(
-    wheel: TestWheel,
-) -> None:
+async def test_the_dedupe_id_is_stable_over_attempts(wheel: TestWheel) -> None:
     messages: list[Message] = []
 
     async def refuse(deliveries: Sequence[Delivery]) -> list[Outcome]:

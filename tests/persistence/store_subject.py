@@ -5,8 +5,17 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from support.waiting import comes
 from tickwheel.model.kinds import Effects
-from tickwheel.persistence.contract import Handles, Opened, SmallState, Store, StoreUnreachable
+from tickwheel.persistence.contract import (
+    CommitRefused,
+    CommitUnknown,
+    Handles,
+    Opened,
+    SmallState,
+    Store,
+    StoreUnreachable,
+)
 
 OWNER = "tester"
 OPEN_S = 20.0
@@ -73,3 +82,20 @@ class Subject:
         small.progress.sort()
         small.dead.sort()
         return small
+
+
+async def taken(subject: Subject, effects: Effects) -> list[str]:
+    """Commit as a committer does: the same number until its fate is known. Returns the refusals
+    before the batch was taken."""
+    refusals: list[str] = []
+
+    async def tried() -> bool:
+        try:
+            await subject.commit(effects)
+        except (CommitRefused, CommitUnknown) as error:
+            refusals.append(error.message)
+            return False
+        return True
+
+    await comes(tried, every_s=0.01)
+    return refusals

@@ -33,7 +33,6 @@ from tickwheel.persistence.contract import Siblings, StoreAway
 from tickwheel.persistence.redis import siblings as redis_siblings
 from tickwheel.persistence.redis.connection import Connection
 
-SHARDS = 4
 GROUP_ROW = GroupRow("t", "g", 5, None, 7, 1)
 Request = pytest.FixtureRequest
 Urls = Callable[[int], str]
@@ -191,9 +190,7 @@ def named_lines(cluster: Cluster) -> int:
     return sum(ask(node, "CLIENT", "LIST").count(b"name=tickwheel") for node in cluster.nodes)
 
 
-async def test_cluster_siblings_use_one_connection_per_master(
-    shared_cluster: Cluster,
-) -> None:
+async def test_cluster_siblings_use_one_connection_per_master(shared_cluster: Cluster) -> None:
     siblings = open_siblings(shard_url(shared_cluster.url(), 0))
     assert siblings is not None
     before = named_lines(shared_cluster)
@@ -202,9 +199,7 @@ async def test_cluster_siblings_use_one_connection_per_master(
     await siblings.close()
 
 
-async def test_preparations_connect_to_all_masters_until_close(
-    shared_cluster: Cluster,
-) -> None:
+async def test_preparations_connect_to_all_masters_until_close(shared_cluster: Cluster) -> None:
     before, all_of_them = named_lines(shared_cluster), 1 + len(shared_cluster.nodes)
     siblings = open_siblings(shard_url(shared_cluster.url(), 0))
     assert siblings is not None
@@ -229,9 +224,7 @@ async def test_preparations_without_redis_do_not_raise() -> None:
     await siblings.close()
 
 
-async def test_a_migrating_shard_is_found_at_its_new_master(
-    shared_cluster: Cluster,
-) -> None:
+async def test_a_migrating_shard_is_found_at_its_new_master(shared_cluster: Cluster) -> None:
     url, slot = shard_url(shared_cluster.url(), 2), slot_of("tw:default:2")
     subject = Subject(open_url(url))
     await subject.open()

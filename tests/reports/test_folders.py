@@ -141,9 +141,10 @@ def load(spark: SparkSession) -> Callable[[ReportSettings], tuple[Outcome, Table
     return run
 
 
+@pytest.mark.slow  # folders that are read together: below
 def test_a_report_of_two_nodes_equals_one_history(
     load: Callable[[ReportSettings], tuple[Outcome, Table]], whole_story: Report,
-    spark: SparkSession, tmp_path: Path,
+    spark: SparkSession, tmp_path: Path
 ) -> None:  # fmt: skip
     """With an archive of the first node's folder, which was copied too early; then what is new in
     both folders; folders left out; all copied into one."""

@@ -47,7 +47,7 @@ def facts(spark: SparkSession, *made: tuple[Any, ...]) -> DataFrame:
 
 def one(
     figure: Callable[..., DataFrame], frame: DataFrame, keys: Sequence[str], *more: Any,
-    zone: str = "UTC", **options: Any,
+    zone: str = "UTC", **options: Any
 ) -> DataFrame:  # fmt: skip
     """A figure's table by ``keys``, sorted by these and ``more``."""
     cube = metrics.Cube({"one": keys}, zone)

@@ -44,9 +44,7 @@ def test_a_day_on_which_a_topic_was_only_enqueued_to_stays() -> None:
     assert with_topic_counts_by_day(rows) == rows
 
 
-def test_the_summary_has_enqueued_tasks_per_group(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_summary_has_enqueued_tasks_per_group(capsys: pytest.CaptureFixture[str]) -> None:
     row = {
         "topic": "orders", "group": "billing", "enqueued": 0, "rescheduled": 0, "cancelled": 0,
         "expired": 0, "delivered": 6, "acked": 6, "nacked": 0, "dead": 0, "on_time_share": 1.0,

@@ -60,7 +60,7 @@ def quick(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.slow  # test_load.py: what such a run has left
 def test_a_killed_run_has_no_effect(
     spark: SparkSession, quick: dict[str, str], history: Path, tmp_path: Path,
-    load: Callable[..., Outcome],
+    load: Callable[..., Outcome]
 ) -> None:  # fmt: skip
     """SIGKILL while the second run is writing; then the same run again."""
     from tickwheel.reports.files import Files
@@ -155,7 +155,7 @@ def test_the_command_reports_a_part_of_a_history(
 )
 def test_invalid_options_are_one_line_errors(
     command: Callable[..., tuple[int, str, str]], history: Path, tmp_path: Path,
-    arguments: list[str], reason: str,
+    arguments: list[str], reason: str
 ) -> None:  # fmt: skip
     write(history, story().events[:1])
     place = ["--history", str(history), "--out", str(tmp_path / "out")]
@@ -175,7 +175,7 @@ def remarks_of_stages() -> set[str]:
 @pytest.mark.slow  # test_load.py: one report at a time
 def test_the_table_is_locked_until_the_page_is_written(
     report: Callable[..., Report], load: Callable[..., Outcome], history: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     """Another run would sweep away what the figures are still read from."""
     from tickwheel.reports import ReportError, job

@@ -231,7 +231,7 @@ def test_left_out_by_filters_and_held_up_by_keys(
 @pytest.mark.slow
 def test_a_table_without_causes_is_extended(
     spark: SparkSession, load: Callable[..., Outcome], report: Callable[..., Report],
-    history: Path, tmp_path: Path,
+    history: Path, tmp_path: Path
 ) -> None:  # fmt: skip
     """What that version loaded was held up by nothing that is known; what comes later counts."""
     write(history, morning_of_orders())

@@ -76,6 +76,7 @@ def copied(shard: int, sample: Path, history: Path) -> int:
     return count
 
 
+@pytest.mark.slow  # the history of each sample is restored by upgrade/test_upgrade.py
 def test_every_sample_segment_is_loaded(loaded: Loaded) -> None:
     there, read = loaded.segments
     assert read == there >= 2 * len(SAMPLES)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
@@ -49,9 +50,7 @@ def test_the_client_imports_with_msgpack_alone(base_install: Path) -> None:
     assert not [name for name in ours if name.split(".")[1] in heavy]
 
 
-def test_worker_and_once_are_imported_on_first_use(
-    base_install: Path,
-) -> None:
+def test_worker_and_once_are_imported_on_first_use(base_install: Path) -> None:
     done = _run(
         base_install,
         "import tickwheel\n"
@@ -73,9 +72,7 @@ def test_worker_and_once_are_imported_on_first_use(
     assert "pip install 'tickwheel[redis]'" in second
 
 
-def test_each_target_names_its_missing_extra(
-    base_install: Path,
-) -> None:
+def test_each_target_names_its_missing_extra(base_install: Path) -> None:
     done = _run(
         base_install,
         "import tickwheel\n"
@@ -183,7 +180,14 @@ WITHOUT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", WITHOUT)
+def first_of_each_extra(cases: dict[str, tuple[str, Any]]) -> list[Any]:
+    """Parameters: `make test` has the first case of each extra, `make test-full` all."""
+    first = {extra: case for case, (extra, _) in reversed(cases.items())}.values()
+    slow = [pytest.param(case, marks=pytest.mark.slow) for case in cases if case not in first]
+    return [*first, *slow]
+
+
+@pytest.mark.parametrize("case", first_of_each_extra(WITHOUT))
 def test_a_missing_extra_is_reported_in_one_line(case: str, tmp_path: Path) -> None:
     extra, arguments = WITHOUT[case]
     _says_what_to_install(extra, EXTRAS[extra].modules, arguments, tmp_path)
@@ -197,7 +201,13 @@ ABSENT = {
 }
 
 
-@pytest.mark.parametrize("module", sorted({*EXTRAS["server"].modules} - ABSENT))
+PACKAGES = sorted({*EXTRAS["server"].modules} - ABSENT)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [PACKAGES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in PACKAGES[1:])],
+)
 def test_each_missing_package_of_the_daemon_is_named(module: str, tmp_path: Path) -> None:
     arguments = [
         "serve", "--store", "memory:", "--listen", "tcp://127.0.0.1:0", "--http", "127.0.0.1:0",
@@ -270,14 +280,14 @@ TOLD_ELSEWHERE = {"http"}
 """By the answer to a request: tests/server/http/test_hosts.py."""
 
 
-@pytest.mark.parametrize("case", DOORS)
+@pytest.mark.parametrize("case", first_of_each_extra(DOORS))
 def test_a_missing_extra_of_an_import_is_named(case: str) -> None:
     extra, code = DOORS[case]
     _raises_what_to_install(extra, EXTRAS[extra].modules, code)
 
 
 @pytest.mark.slow  # the daemon of a process imports the same packages, see above
-@pytest.mark.parametrize("module", sorted({*EXTRAS["server"].modules} - ABSENT))
+@pytest.mark.parametrize("module", PACKAGES)
 def test_each_missing_package_of_an_embedded_daemon_is_named(module: str) -> None:
     """It says so, or it can do without: the packages of ports are not needed inside."""
     for code in (INSIDE.format(store="memory:"), WHEEL):
@@ -292,7 +302,9 @@ def test_every_extra_has_a_test_for_its_absence() -> None:
     assert missed | TOLD_ELSEWHERE == EXTRAS.keys()
 
 
-@pytest.mark.parametrize("fixture", ["tickwheel", "tickwheel_sync"])
+@pytest.mark.parametrize(
+    "fixture", ["tickwheel", pytest.param("tickwheel_sync", marks=pytest.mark.slow)]
+)
 def test_a_fixture_without_its_extra_fails_in_one_line(fixture: str, tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(f"def test_it({fixture}): ...\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")

@@ -29,6 +29,7 @@ from benchmarks.redis_server import find_redis
 from benchmarks.report import show
 from benchmarks.servers import find_beanstalkd, processor_s
 from benchmarks.wire import FrameCounter, WrongAnswer, check_inserted, results
+from observe.prometheus import clean_environment
 from tickwheel.protocol import Decoder, encode
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -268,6 +269,32 @@ def test_queues_of_npm_that_cannot_be_installed_say_why(
     (answer,) = peers.set_up_node_queues(tmp_path / "queues")
     assert isinstance(answer, str)
     assert "Node.js" in answer
+
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = {
+    "metrics_scrape": (
+        ["--topics", "20", "--rate", "200", "--seconds", "2"],
+        ("20 topics, 200 deliveries a second", "scrape (", "late with scraping"),
+    ),
+    "tracing": (
+        ["--tasks", "100", "--rounds", "1", "--before", str(ROOT)],
+        ("before", "client off", "client all", "daemon 0.01, tasks with trace"),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_programs_for_one_question_run(name: str, tmp_path: Path) -> None:
+    arguments, words = PROGRAMS[name]
+    command = [sys.executable, "-m", f"benchmarks.{name}", *arguments, "--dir", str(tmp_path)]
+    environment = clean_environment()
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [word for word in words if word not in done.stdout] == []
 
 
 @pytest.mark.slow

@@ -107,6 +107,7 @@ def test_every_pause_of_a_test_says_why_it_needs_real_time() -> None:
     ] == []
 
 
+@pytest.mark.slow
 def test_tests_may_be_started_in_the_background() -> None:
     """A shell leaves SIGINT ignored there, and so would be what tests end by Ctrl-C."""
     test = "tests/sync/test_sync_client.py::test_ctrl_c_ends_a_wait"

@@ -443,7 +443,7 @@ async def test_console_logins_are_audited_and_failures_limited(rig: AccessRig) -
 )
 def test_an_audit_file_that_cannot_be_created_stops_the_start(
     store: str, audit_file: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     more = ["--processes", "2"] if store.endswith("/") else []
@@ -453,9 +453,7 @@ def test_an_audit_file_that_cannot_be_created_stops_the_start(
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_answers_of_audited_requests_count_towards_the_limit(
-    rig: AccessRig,
-) -> None:
+async def test_answers_of_audited_requests_count_towards_the_limit(rig: AccessRig) -> None:
     peer = await rig.peer_with("all")
     rig.store.stall()
     peer.send(T.GROUP_CREATE, "t", "g", {})

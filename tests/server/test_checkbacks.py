@@ -144,9 +144,7 @@ async def test_a_member_that_does_not_read_is_asked_later(rig: AccessRig) -> Non
     assert await asked(rig, ours) == [("x", 1)]
 
 
-async def test_a_member_joining_during_the_commit_is_asked(
-    rig: AccessRig,
-) -> None:
+async def test_a_member_joining_during_the_commit_is_asked(rig: AccessRig) -> None:
     shop = await of(rig, "shop")
     await prepared(rig, shop, "x")
     rig.store.stall()

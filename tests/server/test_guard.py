@@ -102,9 +102,7 @@ async def test_dead_letters_of_other_topics_are_not_shown(rig: AccessRig) -> Non
     assert (await words(peer, T.DEAD_LIST, {"topic": "theirs"}))["dead"] == ()
 
 
-async def test_hidden_schedules_still_reserve_their_names(
-    rig: AccessRig,
-) -> None:
+async def test_hidden_schedules_still_reserve_their_names(rig: AccessRig) -> None:
     owner = await rig.peer_with("all")
     every = {"every_ms": HOUR_MS, "body": b""}
     await words(owner, T.SCHEDULE_PUT, "theirs", every | {"topic": "theirs"})
@@ -158,9 +156,7 @@ async def test_consumers_of_other_topics_are_not_shown(rig: AccessRig) -> None:
     assert (await producer.call(T.CONSUMER_LIST, None))[2] == "forbidden"
 
 
-async def test_hidden_transactions_still_reserve_their_names(
-    rig: AccessRig,
-) -> None:
+async def test_hidden_transactions_still_reserve_their_names(rig: AccessRig) -> None:
     owner = await rig.peer_with("all")
     for name, topics in (("theirs", ("theirs",)), ("both", ("theirs", "ours.a"))):
         await words(owner, T.PREPARE, name, "g", 1, [(topic, b"", 0) for topic in topics], None)

@@ -355,7 +355,7 @@ class NodeStore:
 
     async def open(
         self, owner: str, now_ms: int, *, epoch_min: int = 1, evidence: Sequence[Evidence] = (),
-        may_create: bool = True,
+        may_create: bool = True
     ) -> Opened:  # fmt: skip
         assert not evidence, "no daemon of the simulation has a history"
         server = self._server

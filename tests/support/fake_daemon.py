@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self, cast
 
-from support.waiting import WAIT_S
+from support.waiting import WAIT_S, soon
+from tickwheel import Client
 from tickwheel.api.frames import FrameType as T
-from tickwheel.client import Client
+from tickwheel.client import Subscription
 from tickwheel.limits import Limits
 from tickwheel.protocol import Decoder, Frame, encode
 
@@ -289,3 +290,15 @@ async def turns(count: int = 5) -> None:
     """Let the event loop turn several times."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+async def consume(
+    daemon: FakeDaemon, client: Client, lease_ms: int = 30_000, **options: Any
+) -> tuple[Peer, Subscription, int]:
+    """A started subscription to topic ``t``."""
+    peer = await daemon.peer()
+    subscription = client.subscribe("t", **options)
+    starting = asyncio.ensure_future(subscription.start())
+    sub = await peer.subscribed(lease_ms)
+    await soon(starting)
+    return peer, subscription, sub

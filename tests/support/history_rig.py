@@ -53,7 +53,7 @@ def enqueued(
 
 def delivered(
     ids: Sequence[int], attempt: int = 1, *, group: str = "g", topic: str = "t",
-    time_ms: int = NOW_MS + 2, due_ms: int = NOW_MS,
+    time_ms: int = NOW_MS + 2, due_ms: int = NOW_MS
 ) -> Record:  # fmt: skip
     count = len(ids)
     return [EventKind.DELIVERED, time_ms, topic, group, "w@1", list(ids), [attempt] * count,
@@ -63,7 +63,7 @@ def delivered(
 def acked(
     ids: Sequence[int], attempt: int = 1, *, group: str = "g", topic: str = "t",
     time_ms: int = NOW_MS + 5, delivered_ms: int | None = NOW_MS + 2, epoch: int = 1,
-    ended: bool = True,
+    ended: bool = True
 ) -> Record:  # fmt: skip
     count = len(ids)
     return [EventKind.ACKED, time_ms, topic, group, "w@1", epoch, list(ids), [attempt] * count,
@@ -99,7 +99,7 @@ class Clock:
 def writer_of(
     folder: Path, *, segment_bytes: int = 64 << 20, limits: Limits | None = None,
     clock: Clock | None = None, log: list[str] | None = None, clean_hour: int = 4,
-    disk: Callable[[Path], Use] = measure, node: str = NODE,
+    disk: Callable[[Path], Use] = measure, node: str = NODE
 ) -> Writer:  # fmt: skip
     """Return a writer in this process."""
     state_folder(folder, node, 0).mkdir(parents=True, exist_ok=True)

@@ -76,12 +76,7 @@ class Nodes:
     """Nodes by name, as a context manager."""
 
     def __init__(
-        self,
-        folder: Path,
-        store: str,
-        shards: int,
-        names: Iterable[str] = "ab",
-        **options: Any,
+        self, folder: Path, store: str, shards: int, names: Iterable[str] = "ab", **options: Any
     ) -> None:
         self.all = {
             name: Node(folder / f"node-{name}", name, store, shards, **options) for name in names

@@ -21,7 +21,7 @@ import pytest
 
 import tickwheel
 from support.daemon import Daemon
-from tickwheel import Retry, Task, errors
+from tickwheel import Retry, errors
 from tickwheel.sync import Client, Delivery, Runtime, Subscription, Transaction
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,50 +39,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def client(daemon: Daemon) -> Iterator[Client]:
     with Client(daemon.url) as found:
         yield found
-
-
-def test_a_task_is_enqueued_delivered_and_acked(client: Client) -> None:
-    receipt = client.enqueue("plain", b"x", delay=0.01, key="k", timeout=WAIT_S)
-    assert client.lookup(receipt.id).key == "k"
-    with client.subscribe("plain") as deliveries:
-        delivery = next(deliveries)
-        assert (delivery.id, delivery.body, delivery.key) == (receipt.id, b"x", "k")
-        assert delivery.attempt == 1
-        assert not delivery.settled
-        assert delivery.ack(timeout=WAIT_S) == "acked"
-        assert delivery.settled
-    assert client.lookup(receipt.id).state == "acked"
-    assert client.connected
-
-
-def test_every_verb_of_a_delivery_returns_the_daemons_word(client: Client) -> None:
-    client.enqueue_many([Task("words", b"x")] * 5)
-    with client.subscribe("words") as deliveries:
-        assert next(deliveries).nack(delay=60, reason="not now") == "retrying"
-        assert next(deliveries).reject("never") == "dead"
-        assert next(deliveries).snooze(60) == "snoozed"
-        held = next(deliveries)
-        assert held.extend(60) == "extended"
-        assert held.release() == "released"
-        assert next(deliveries).ack_nowait().result(WAIT_S) == "acked"
-    letters = list(client.dead_list(topic="words"))
-    assert [letter.group for letter in letters] == ["default"]
-
-
-def test_pull_returns_deliveries(client: Client) -> None:
-    assert client.pull("pulled") == []
-    client.enqueue("pulled", b"x")
-    (delivery,) = client.pull("pulled", wait=WAIT_S)
-    assert isinstance(delivery, Delivery)
-    assert delivery.ack() == "acked"
-
-
-def test_a_listing_is_an_iterator_over_all_its_pages(client: Client) -> None:
-    receipts = client.enqueue_many([Task("listed", b"x", delay=60)] * 1_300)
-    assert [task.id for task in client.list_tasks(topic="listed")] == [r.id for r in receipts]
-    first = next(client.list_tasks(topic="listed", timeout=WAIT_S))
-    assert first.id == receipts[0].id
-    assert client.cancel_many(r.id for r in receipts) == ["cancelled"] * 1_300
 
 
 def test_server_info_and_limits_are_available(client: Client) -> None:
@@ -134,9 +90,7 @@ def test_auto_ack_acks_on_the_next_read_and_nacks_on_exceptions(client: Client) 
     assert [task.state for task in client.lookup_many(ids)] == ["acked", "acked", "waiting"]
 
 
-def test_closing_a_subscription_ends_its_blocked_reader(
-    client: Client,
-) -> None:
+def test_closing_a_subscription_ends_its_blocked_reader(client: Client) -> None:
     deliveries = client.subscribe("nothing").start()
     assert deliveries.get(timeout=0.01) is None
     assert not deliveries.closed

@@ -55,9 +55,7 @@ async def wheel() -> Any:
 # --- time ----------------------------------------------------------------------------------------
 
 
-async def test_tasks_due_during_a_step_run_at_their_millisecond_in_order(
-    wheel: TestWheel,
-) -> None:
+async def test_tasks_due_during_a_step_run_at_their_millisecond_in_order(wheel: TestWheel) -> None:
     work = Work(wheel, concurrency=1)
     delays_s = (5.0, 0.001, 3_600.5, 86_400.0, 0.001)
     await wheel.client.enqueue_many([Task("t", b"%g" % s, delay=s) for s in delays_s])
@@ -90,9 +88,7 @@ async def test_an_invalid_duration_is_refused(wheel: TestWheel, by: Any) -> None
         await wheel.advance(by)
 
 
-async def test_retries_follow_their_policy_and_end_as_a_dead_letter(
-    wheel: TestWheel,
-) -> None:
+async def test_retries_follow_their_policy_and_end_as_a_dead_letter(wheel: TestWheel) -> None:
     work = Work(wheel, retry=Retry.exponential(base=10, factor=3, jitter=0, retries=3))
     work.fails.add(b"bad")
     await wheel.client.enqueue("t", b"bad", delay=1)
@@ -243,9 +239,7 @@ async def test_duplicate_delivers_a_task_twice(wheel: TestWheel) -> None:
     assert await wheel.enqueued() == []
 
 
-async def test_a_lost_reply_is_retried_without_a_duplicate(
-    wheel: TestWheel,
-) -> None:
+async def test_a_lost_reply_is_retried_without_a_duplicate(wheel: TestWheel) -> None:
     wheel.lose_replies(2)
     receipt = await wheel.client.enqueue("t", b"x", delay=1)
     assert [task.id for task in await wheel.enqueued()] == [receipt.id]

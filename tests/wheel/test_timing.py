@@ -247,9 +247,7 @@ def test_an_orphan_without_a_handle_keeps_the_count(offset_ms: int) -> None:
     assert len(wheel) == 0
 
 
-def test_an_orphan_in_a_half_opened_tick_does_not_fire(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_orphan_in_a_half_opened_tick_does_not_fire(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "AHEAD_MAX", 2)
     wheel = small()
     wheel.advance(1_000, 1)

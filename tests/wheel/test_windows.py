@@ -155,9 +155,7 @@ def test_pages_read_per_request_are_limited() -> None:
     assert chooser.choose(asked[-1], asked[-1] + 10_000, 1, NOW_MS) == [asked[-1] + 1_000]
 
 
-def test_few_tasks_in_a_long_window_need_no_heap(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_few_tasks_in_a_long_window_need_no_heap(monkeypatch: pytest.MonkeyPatch) -> None:
     """One request may have hundreds of windows with some tasks each."""
     sorted_ticks = list[int]()
     shared = timing._shared

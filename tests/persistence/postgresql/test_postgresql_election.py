@@ -1,4 +1,4 @@
-"""The leader's lease and the registry of nodes in PostgreSQL."""
+"""The leader's lease in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -8,23 +8,17 @@ from dataclasses import replace
 import pytest
 
 from persistence.postgresql.conftest import Make
-from persistence.test_redis_nodes import SHARDS, A, B
 from support.ports import free_port
 from support.postgresql import PostgresServer
 from support.store_rows import tasks
 from support.waiting import comes
-from tickwheel.persistence import open_election, open_nodes, shard_count, shard_url
+from tickwheel.persistence import open_election
 from tickwheel.persistence.contract import (
-    Claim,
     Election,
     Leader,
-    NodeRegistry,
     Standby,
     StoreError,
-    StoreUnusable,
 )
-from tickwheel.persistence.postgresql import election as postgres_election
-from tickwheel.persistence.postgresql import options_from
 
 ME = Leader("a/1", "a:7355", 17, 0, "boot/1/2/3", "http://a")
 OTHER = Leader("b/2", "b:7355", 18, 0)
@@ -126,89 +120,3 @@ async def test_a_server_that_does_not_answer_is_an_error() -> None:
     with pytest.raises(StoreError):
         await found.acquire(ME)
     await found.close()
-
-
-# --- nodes ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-async def registry(url: str) -> AsyncIterator[NodeRegistry]:
-    found = open_nodes(url, SHARDS)
-    yield found
-    await found.close()
-
-
-async def test_a_beat_publishes_all_fields_of_a_node(registry: NodeRegistry) -> None:
-    await registry.beat(B)
-    seen = await registry.beat(A)
-    assert seen.nodes == {"a": A, "b": B}
-    assert seen.seen_ms["b"] <= seen.seen_ms["a"] <= seen.now_ms
-    assert (seen.placed, seen.drained, seen.namesake) == ({}, frozenset(), None)
-    await registry.leave(A)
-    assert (await registry.beat(B)).nodes.keys() == {"b"}
-
-
-async def test_a_silent_node_expires(registry: NodeRegistry) -> None:
-    await registry.beat(replace(A, ttl_ms=50))
-
-    async def is_alone() -> bool:
-        return (await registry.beat(B)).nodes.keys() == {"b"}
-
-    await comes(is_alone)
-
-
-async def test_the_version_grows_when_a_shard_is_led_by_another_daemon(
-    registry: NodeRegistry,
-) -> None:
-    assert (await registry.beat(A)).version == len(A.claims)
-    assert (await registry.beat(A)).version == len(A.claims), "nothing is new"
-    taken = replace(B, claims=(Claim(0, 4, "tcp://b:7356", 20),))
-    assert (await registry.beat(taken)).version == len(A.claims) + 1
-    assert (await registry.beat(A)).version == len(A.claims) + 1, "it is deposed"
-
-
-async def test_a_second_node_of_a_name_is_refused(registry: NodeRegistry) -> None:
-    await registry.beat(A)
-    other = replace(A, run="run-9", address="tcp://c:7355", claims=())
-    seen = await registry.beat(other)
-    assert (seen.nodes, seen.namesake) == ({}, A)
-    await registry.leave(other)
-    assert (await registry.beat(A)).nodes == {"a": A}, "it took nothing from it"
-    assert (await registry.beat(other, instead_of="run-1")).nodes == {"a": other}
-
-
-async def test_placements_and_drains_persist(registry: NodeRegistry) -> None:
-    await registry.beat(A)
-    await registry.place(2, "b")
-    await registry.place(2, "a")
-    await registry.place(3, "a")
-    await registry.place(3, None)
-    await registry.drain("a", draining=True)
-    await registry.drain("a", draining=True)
-    await registry.drain("b", draining=True)
-    await registry.drain("b", draining=False)
-    seen = await registry.beat(B)
-    assert (seen.placed, seen.drained) == ({2: "a"}, {"a"})
-
-
-async def test_the_numbers_of_nodes_and_shards_are_limited(
-    url: str, registry: NodeRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(postgres_election, "NODES_MAX", 2)
-    await registry.beat(A)
-    await registry.beat(B)
-    third = replace(B, name="c", run="run-3")
-    with pytest.raises(StoreUnusable, match=r"it has 2 nodes; the limit is 2 \(NODES_MAX\)"):
-        await registry.beat(third)
-    assert (await registry.beat(A)).nodes.keys() == {"a", "b"}
-    other = open_nodes(url, SHARDS + 1)
-    with pytest.raises(StoreUnusable, match="for 4 shards, but the setting shards is 5"):
-        await other.beat(third)
-    await other.close()
-
-
-def test_the_url_of_a_shard_names_that_shard_alone() -> None:
-    url = "postgresql://me@h/app?schema=x&shards=4"
-    assert shard_count(url) == SHARDS
-    assert options_from(shard_url(url, 3)).shard == 3
-    assert options_from(shard_url(url, 3)).schema == "x"

@@ -14,12 +14,11 @@ import asyncpg
 import pytest
 
 from persistence.postgresql.conftest import QUICK, Make, store
-from persistence.store_subject import OWNER, Subject
+from persistence.store_subject import OWNER, Subject, taken
 from support.postgresql import PostgresServer
 from support.redis_proxy import Proxy
 from support.store_rows import ended, tasks
 from support.waiting import comes
-from tickwheel.model.kinds import Effects
 from tickwheel.persistence.contract import (
     CommitRefused,
     CommitUnknown,
@@ -29,22 +28,6 @@ from tickwheel.persistence.contract import (
 )
 from tickwheel.persistence.on_server import NoReply
 from tickwheel.persistence.postgresql.driver import Link, ServerError, options_from
-
-
-async def taken(subject: Subject, effects: Effects) -> list[str]:
-    """Commit as a committer does: the same number until its fate is known. Return the refusals."""
-    refusals: list[str] = []
-
-    async def tried() -> bool:
-        try:
-            await subject.commit(effects)
-        except (CommitRefused, CommitUnknown) as error:
-            refusals.append(error.message)
-            return False
-        return True
-
-    await comes(tried, every_s=0.05)
-    return refusals
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from persistence.store_subject import OWNER, Subject
+from persistence.store_subject import OWNER, Subject, taken
 from support.redis_server import RedisServer
 from support.store_rows import tasks
 from support.waiting import comes
@@ -37,23 +37,6 @@ async def commit(subject: Subject, first: int, count: int = 10, *, tries: int = 
         return True
 
     await comes(tried, every_s=0.05)
-
-
-async def taken(subject: Subject, effects: Effects) -> list[str]:
-    """Commit as a committer does: the same number until its fate is known. Returns the refusals
-    before the batch was taken."""
-    refusals: list[str] = []
-
-    async def tried() -> bool:
-        try:
-            await subject.commit(effects)
-        except (CommitRefused, CommitUnknown) as error:
-            refusals.append(error.message)
-            return False
-        return True
-
-    await comes(tried, every_s=0.01)
-    return refusals
 
 
 async def both(pair: tuple[Subject, Subject], effects: Effects) -> list[str]:

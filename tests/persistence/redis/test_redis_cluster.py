@@ -89,7 +89,13 @@ async def test_the_node_that_has_the_slot_is_found(cluster: Cluster, tag: str, m
 
 
 @pytest.mark.parametrize(
-    ("how", "wait_replicas"), [("kill", 0), ("kill", 1), ("freeze", 1), ("switch", 0)]
+    ("how", "wait_replicas"),
+    [
+        ("kill", 1),
+        ("freeze", 1),
+        pytest.param("kill", 0, marks=pytest.mark.slow),
+        pytest.param("switch", 0, marks=pytest.mark.slow),
+    ],
 )
 async def test_a_failover_loses_no_batch(
     cluster: Cluster, make: Make, how: str, wait_replicas: int
@@ -127,7 +133,7 @@ async def _is_unconfirmed(subject: Subject) -> bool:
     return "only 0 of 1 replicas" in str(error.value)
 
 
-@pytest.mark.parametrize("mirror", ["yes", "no"])
+@pytest.mark.parametrize("mirror", ["yes", pytest.param("no", marks=pytest.mark.slow)])
 async def test_batches_missing_in_the_promoted_master_are_replayed(
     cluster: Cluster, make: Make, mirror: str
 ) -> None:

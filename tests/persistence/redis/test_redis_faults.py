@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from persistence.redis.subjects import Make, store, taken
-from persistence.store_subject import Subject
+from persistence.redis.subjects import Make, store
+from persistence.store_subject import Subject, taken
 from support.redis_proxy import Proxy
 from support.redis_server import RedisServer
 from support.store_rows import ended, in_flight, tasks

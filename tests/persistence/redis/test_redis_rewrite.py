@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from persistence.redis.subjects import Make, both, content, store, taken
-from persistence.store_subject import OWNER, Subject
+from persistence.redis.subjects import Make, both, content, store
+from persistence.store_subject import OWNER, Subject, taken
 from support.redis_server import RedisServer
 from support.store_rows import ended, everything, in_flight, tasks
 from support.waiting import comes, rest

@@ -155,9 +155,7 @@ async def test_a_node_names_a_renamed_command(tmp_path: Path, command: str) -> N
         server.kill()
 
 
-async def test_a_node_waits_for_a_revoked_right(
-    server: RedisServer,
-) -> None:
+async def test_a_node_waits_for_a_revoked_right(server: RedisServer) -> None:
     server.call("ACL", "SETUSER", "tickwheel", "~{tw:default:nodes}:*", "+@all")
     nodes = RedisNodes(options(server), 2)
     me = NodeRecord("a", "run", "tcp://here:1", "0.1.0", 1.0, 0, 3_000, claims=(CLAIM,))

@@ -77,7 +77,13 @@ async def test_the_master_is_found_and_written_to(group: SentinelGroup, make: Ma
 
 
 @pytest.mark.parametrize(
-    ("how", "wait_replicas"), [("kill", 0), ("kill", 1), ("freeze", 1), ("switch", 0)]
+    ("how", "wait_replicas"),
+    [
+        ("kill", 1),
+        ("freeze", 1),
+        pytest.param("kill", 0, marks=pytest.mark.slow),
+        pytest.param("switch", 0, marks=pytest.mark.slow),
+    ],
 )
 async def test_a_failover_loses_no_batch(
     group: SentinelGroup, make: Make, how: str, wait_replicas: int
@@ -106,7 +112,7 @@ async def test_a_failover_loses_no_batch(
     assert len(await subject.ids()) == 30
 
 
-@pytest.mark.parametrize("mirror", ["yes", "no"])
+@pytest.mark.parametrize("mirror", ["yes", pytest.param("no", marks=pytest.mark.slow)])
 async def test_batches_missing_in_the_promoted_master_are_replayed(
     group: SentinelGroup, make: Make, mirror: str
 ) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from persistence.conftest import QUICK
-from persistence.redis.subjects import Make, both, content, store, taken
-from persistence.store_subject import Subject
+from persistence.redis.subjects import Make, both, content, store
+from persistence.store_subject import Subject, taken
 from support.redis_server import RedisServer
 from support.store_rows import ended, everything, in_flight, tasks
 from support.waiting import comes

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from persistence.store_subject import Subject
+from support.mounts import may_mount, mount
 from support.store_rows import ended, in_flight, tasks
 from tickwheel.model.kinds import SESSION, Effects, RecordKey, keyed
 from tickwheel.model.records import SessionRow
@@ -27,23 +27,7 @@ BATCH = 200
 BODY = b"b" * 400
 
 
-def _mount(folder: Path, size_bytes: int) -> bool:
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(folder)]
-    try:
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
-    except OSError:
-        return False
-
-
-def _may_mount() -> bool:
-    with tempfile.TemporaryDirectory() as folder:
-        mounted = _mount(Path(folder), 1 << 20)
-        if mounted:
-            subprocess.run(["umount", folder], check=True)
-        return mounted
-
-
-MOUNTED = [DISK_BYTES] if _may_mount() else []
+MOUNTED = [DISK_BYTES] if may_mount() else []
 
 
 @pytest.fixture(params=MOUNTED, ids=lambda size: f"{size >> 20}MiB")
@@ -51,7 +35,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """A file system of a few MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    assert _mount(folder, request.param)
+    assert mount(folder, request.param)
     yield folder
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 

@@ -412,12 +412,6 @@ class TestLost:
         with pytest.raises(StoreUnusable, match="is a store with 1 batches"):
             database.begin_anew(str(path))
 
-    async def test_a_lone_empty_file_is_a_new_store(self, path: Path) -> None:
-        path.touch()
-        store = SqliteStore(str(path))
-        assert (await store.open("me", 0)).created
-        await store.close(clean=True)
-
     async def test_an_interrupted_first_start_is_not_a_loss(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

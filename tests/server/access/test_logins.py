@@ -99,9 +99,7 @@ async def test_a_revoked_token_ends_only_its_connections(rig: AccessRig) -> None
     assert rig.core.subscribers == 0
 
 
-async def test_uses_of_expired_tokens_are_logged_with_the_id(
-    rig: AccessRig,
-) -> None:
+async def test_uses_of_expired_tokens_are_logged_with_the_id(rig: AccessRig) -> None:
     gone, right = [await rig.token("all", name=name) for name in ("gone", "right")]
     old = await rig.token("all", name="old", ttl_ms=1_000)
     tokens.revoke(rig.path, id_of(gone))

@@ -81,9 +81,7 @@ async def test_bytes_per_second_are_limited(make: Make) -> None:
     assert (await peer.enqueue(task()))[0] == T.OK
 
 
-async def test_pending_tasks_of_a_tokens_topics_are_limited(
-    make: Make,
-) -> None:
+async def test_pending_tasks_of_a_tokens_topics_are_limited(make: Make) -> None:
     rig = await make()
     token = await rig.token("produce=ours.*", quotas={"pending": 5})
     owner, peer = await rig.peer_with("all"), await rig.peer(token=token)

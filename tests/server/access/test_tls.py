@@ -70,9 +70,7 @@ def test_certificate_errors_are_one_line_naming_the_file(
         assert all(word in message for word in words) and "\n" not in message, message
 
 
-async def test_changed_certificates_apply_to_new_connections(
-    authority: Authority,
-) -> None:
+async def test_changed_certificates_apply_to_new_connections(authority: Authority) -> None:
     texts: list[str] = []
     observed = Observed()
     pair = authority.sign("changing")

@@ -60,9 +60,7 @@ def test_a_half_written_bulletin_leaves_the_previous_readable() -> None:
     assert bulletin.read() == {"wanted": [2]}
 
 
-def test_an_unread_bulletin_is_replaced_by_the_next(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_unread_bulletin_is_replaced_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """The parent reads when it is told to, and is told once."""
     bulletin = Bulletin()
     bulletin.write({"wanted": [1]})

@@ -406,9 +406,7 @@ async def test_a_cleanly_closed_store_needs_no_wait(rig: LeaderRig) -> None:
     assert await rig.leadership.can_lead()
 
 
-async def test_a_new_leaders_epoch_is_known_after_it_opened_the_store(
-    rig: LeaderRig,
-) -> None:
+async def test_a_new_leaders_epoch_is_known_after_it_opened_the_store(rig: LeaderRig) -> None:
     rig.table.leader, rig.table.owner, rig.table.epoch = replace(OTHER, epoch=0), "before/1", 6
     await rig.leadership.can_lead()
     assert rig.leadership.leader == replace(OTHER, epoch=0), "that was its predecessor's"
@@ -417,9 +415,7 @@ async def test_a_new_leaders_epoch_is_known_after_it_opened_the_store(
     assert rig.leadership.leader == OTHER
 
 
-async def test_a_local_leader_that_died_without_an_epoch_is_replaced(
-    rig: LeaderRig,
-) -> None:
+async def test_a_local_leader_that_died_without_an_epoch_is_replaced(rig: LeaderRig) -> None:
     rig.table.leader = Leader("here/0", ADDRESS, NOW_MS, 0, OVER)
     rig.table.owner, rig.table.epoch = "here/0", 3
     assert await rig.leadership.first_campaign(ME, ADDRESS)
@@ -587,9 +583,7 @@ async def test_an_unusable_store_ends_the_wait(rig: LeaderRig) -> None:
     assert rig.table.asked == 1
 
 
-async def test_a_standby_announces_itself_behind_a_leader(
-    rig: LeaderRig,
-) -> None:
+async def test_a_standby_announces_itself_behind_a_leader(rig: LeaderRig) -> None:
     rig.leadership.http = "http://here:2"
     rig.table.incarnation = ""  # an owner that lives may come back: nobody leads yet
     rig.script = [rig.later(250)] * 3

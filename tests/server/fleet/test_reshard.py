@@ -601,7 +601,7 @@ def test_a_disk_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 )
 def test_invalid_plans_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, to: int, into: str | None,
-    message: str,
+    message: str
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadRequest) as error:

@@ -141,9 +141,7 @@ async def test_a_body_is_refused_by_its_length_before_it_is_read(rig: HttpRig) -
     assert huge.status == 413
 
 
-async def test_a_chunked_body_over_the_limit_is_refused(
-    rig: HttpRig,
-) -> None:
+async def test_a_chunked_body_over_the_limit_is_refused(rig: HttpRig) -> None:
     limit = rig.settings.http_body_bytes
     for size, status in ((limit, 400), (limit + 1, 413)):
         asked = rig.begin("POST", "/v1/tasks", b"", whole=False, content_type="application/json")

@@ -147,21 +147,6 @@ async def test_a_nack_says_when_the_next_attempt_is(rig: HttpRig) -> None:
     assert [delivery["attempt"] for delivery in await pull(rig, wait_ms=1_000)] == [2]
 
 
-async def test_reject_snooze_extend_and_release(rig: HttpRig) -> None:
-    await enqueue(rig, "1", "2", "3", "4")
-    one, two, three, four = (each["receipt"] for each in await pull(rig, max=4, lease_ms=1_000))
-    rejected = await rig.post("/v1/rejections", {"receipts": [one], "reason": "never"})
-    assert rejected == {"results": ["dead"]}
-    snoozed = await rig.post("/v1/snoozes", {"receipts": [two], "delay_ms": 60_000})
-    assert snoozed == {"results": ["snoozed"]}
-    extended = await rig.post("/v1/extensions", {"receipts": [three], "lease_ms": 60_000})
-    assert extended == {"results": ["extended"]}
-    assert await rig.post("/v1/releases", {"receipts": [four]}) == {"results": ["released"]}
-    rig.pass_time(10_000)
-    again = await pull(rig, max=9)
-    assert [(each["body"], each["attempt"], each["failures"]) for each in again] == [("4", 2, 0)]
-
-
 async def test_receipts_of_several_groups_are_settled_by_one_request(rig: HttpRig) -> None:
     await rig.post("/v1/topics/t/pull", {"group": "other"})
     await pull(rig)
@@ -238,9 +223,7 @@ async def test_deliveries_of_an_ended_stream_are_freed_soon(rig: HttpRig) -> Non
     assert found["attempt"] == 2
 
 
-async def test_a_consumer_with_a_lapsed_lease_gets_tasks_after_a_request(
-    rig: HttpRig,
-) -> None:
+async def test_a_consumer_with_a_lapsed_lease_gets_tasks_after_a_request(rig: HttpRig) -> None:
     stream = rig.begin("GET", STREAM + "&lease_ms=1000")
     await enqueue(rig, "1")
     await stream.until(lambda response: events(response))

@@ -168,39 +168,6 @@ async def test_a_task_is_stored_and_found_in_its_shard(hall: Hall) -> None:
     assert (stats["scheduled"], stats["topics"]["t"]["scheduled"]) == (9, 9)
 
 
-@pytest.mark.usefixtures("impatient")
-async def test_explain_asks_the_shard_or_names_its_absence(hall: Hall) -> None:
-    ids = await hall.fill()
-    client = await hall.shards.client().connect()
-    await client.pause("t")
-    hall.shards.pass_time(2 * HOUR_MS)
-    for task_id in ids[:3]:
-        answer = await hall.get(f"/v1/tasks/{task_id}/explanation")
-        assert (answer["id"], answer["cause"]) == (task_id, "topic_paused")
-        assert answer["command"] == "tickwheel resume t"
-    key = key_in(4 % COUNT, COUNT, "k4-")
-    by_key = await hall.get(f"/v1/topics/t/keys/{key}/explanation")
-    assert (by_key["id"], by_key["cause"]) == (ids[4], "topic_paused")
-    hall.shards.lose(1)
-    away = await hall.get(f"/v1/tasks/{ids[1]}/explanation")
-    assert (away["cause"], away["command"]) == ("shard_away", "tickwheel shards")
-    assert "shard 1" in away["detail"]
-    assert (await hall.get(f"/v1/tasks/{ids[2]}/explanation"))["cause"] == "topic_paused"
-
-
-async def test_changes_reach_each_task_in_its_shard(hall: Hall) -> None:
-    ids = await hall.fill()
-    words = await hall.post("/v1/cancellations", {"ids": ids[:4]})
-    assert words["results"] == [{"id": task_id, "result": "cancelled"} for task_id in ids[:4]]
-    moved = await hall.call("PATCH", f"/v1/tasks/{ids[4]}", {"delay_ms": 5})
-    assert moved.json["result"] == "scheduled" and moved.json["due_ms"] == NOW_MS + 9 + 5
-    key = key_in(5 % COUNT, COUNT, "k5-")
-    ran = await hall.post(f"/v1/topics/t/keys/{key}/run")
-    assert ran["results"][0]["id"] == ids[5]
-    gone = await hall.refused("DELETE", "/v1/tasks/5")
-    assert (gone.status, gone.json["code"]) == (404, "not_found")
-
-
 async def test_answers_keep_the_order_of_a_request(hall: Hall) -> None:
     tasks = [
         {"topic": "t", "body": str(n), "delay_ms": HOUR_MS, "key": key_in(n % 3, 3, f"k{n}-")}
@@ -272,14 +239,6 @@ OTHER: dict[int, dict[str, Any]] = {
 """What makes another payload of one, by how many fields it has."""
 
 
-async def test_an_invalid_request_leaves_its_idempotency_key_free(hall: Hall) -> None:
-    wrong = {"topic": "t", "priority": 900}
-    for _ in range(2):
-        answer = await hall.refused("POST", "/v1/tasks", wrong, idempotency_key="k")
-        assert answer.json["code"] == "bad_request" and "priority" in answer.json["detail"]
-    assert (await hall.post("/v1/tasks", {"topic": "t"}, idempotency_key="k"))["id"]
-
-
 # --- lists ---------------------------------------------------------------------------------------
 
 
@@ -302,96 +261,7 @@ async def test_a_listing_of_one_full_shard_pages_correctly(hall: Hall) -> None:
     assert await hall.pages("/v1/tasks?topic=t&limit=2", "tasks", lambda it: it["id"]) == ids
 
 
-async def test_dead_letters_are_listed_page_by_page_and_requeued(hall: Hall) -> None:
-    await hall.call("PUT", "/v1/topics/t/groups/g", {})
-    ids = await hall.fill(delay_ms=0)
-    taken = list[Any]()
-    while len(taken) < 9:
-        taken += (await hall.post("/v1/topics/t/pull", {"group": "g", "max": 9}))["deliveries"]
-    assert {shard_of(row["id"]) for row in taken} == set(range(COUNT))
-    rejected = {"receipts": [entry["receipt"] for entry in taken], "reason": "no"}
-    assert (await hall.post("/v1/rejections", rejected))["results"] == ["dead"] * 9
-    listed = "/v1/dead-letters?topic=t&limit=4"
-    assert await hall.pages(listed, "dead", lambda it: it["id"]) == ids
-    letter = (await hall.get(listed))["dead"][0]
-    assert letter["failures"][0]["reason"] == "no"
-    items = {"items": [{"id": task_id, "group": "g"} for task_id in ids]}
-    assert {result["result"] for result in (await hall.post("/v1/dead-letters/requeue", items))[
-        "results"]} == {"requeued"}  # fmt: skip
-
-
-async def test_names_are_listed_page_by_page(hall: Hall) -> None:
-    names = [f"s{n}" for n in range(10)]
-    for name in names:
-        plan = {"topic": f"of-{name}", "every_ms": HOUR_MS}
-        assert (await hall.call("PUT", f"/v1/schedules/{name}", plan)).status == 201
-        await hall.post(f"/v1/schedules/{name}/run")
-    listed = await hall.pages("/v1/schedules?limit=3", "schedules", lambda it: it["name"])
-    assert listed == names
-    topics = await hall.pages("/v1/topics?limit=3", "topics", lambda it: it["topic"])
-    assert topics == [f"of-{name}" for name in names]
-    assert (await hall.get("/v1/schedules/s3"))["topic"] == "of-s3"
-    assert (await hall.call("DELETE", "/v1/schedules/s3")).status == 200
-    assert (await hall.refused("GET", "/v1/schedules/s3")).json["code"] == "not_found"
-
-
-async def test_consumers_are_listed_shard_by_shard(hall: Hall) -> None:
-    client = await hall.shards.client().connect()
-    async with client.subscribe("a"), client.subscribe("b"):
-        pages = await hall.pages(
-            "/v1/consumers?limit=1", "consumers", lambda it: (it["topic"], it["since_ms"])
-        )
-    assert sorted({topic for topic, _ in pages}) == ["a", "b"]
-    assert len(pages) == 2 * COUNT
-
-
-async def test_a_bulk_operation_runs_in_all_shards(hall: Hall) -> None:
-    await hall.fill()
-    asked = {"kind": "cancel", "topic": "t"}
-    trial = await hall.post("/v1/bulk-previews", asked)
-    assert (trial["matched"], trial["next"], len(trial["examples"])) == (9, None, 9)
-    ids = [(await hall.post("/v1/bulk", {**asked, "id": f"j{n}"}))["id"] for n in range(5)]
-    while (await hall.get("/v1/bulk/j0"))["state"] == "running":
-        await hall.shards.settle()
-    assert (await hall.get("/v1/bulk/j0"))["changed"] == 9
-    listed = await hall.pages("/v1/bulk?limit=2", "bulk", lambda it: it["id"])
-    assert sorted(listed) == ids
-    assert (await hall.refused("GET", "/v1/bulk?after=none")).json["code"] == "not_found"
-
-
 # --- groups, transactions, counts ----------------------------------------------------------------
-
-
-async def test_a_group_is_made_set_and_shown_in_all_shards(hall: Hall) -> None:
-    assert (await hall.call("PUT", "/v1/topics/t/groups/g", {"paused": True})).status == 201
-    assert (await hall.call("PUT", "/v1/topics/t/groups/g", {"paused": True})).status == 200
-    await hall.fill(delay_ms=0)
-    shown = await hall.get("/v1/topics/t/groups/g")
-    assert (shown["paused"], shown["ready"]) == (True, 9)
-    changed = await hall.call("PATCH", "/v1/topics/t/groups/g", {"paused": False})
-    assert changed.json["paused"] is False
-    assert (await hall.get("/v1/topics/t"))["groups"]["g"]["ready"] == 9
-    assert list((await hall.get("/v1/topics/t/groups"))["groups"]) == ["g"]
-    lag = await hall.get("/v1/topics/t/groups/g/lag")
-    assert lag["every_ms"] == 10_000 and len(lag["ready"]) == len(lag["taken_ms"])
-    unknown = await hall.refused("GET", "/v1/topics/t/groups/none/lag")
-    assert unknown.json["code"] == "not_found"
-    assert (await hall.refused("GET", "/v1/topics/none")).json["code"] == "not_found"
-
-
-async def test_half_tasks_are_kept_in_the_shard_of_the_first(hall: Hall) -> None:
-    key = key_in(2, COUNT)
-    one = {"topic": "t", "delay_ms": HOUR_MS}
-    for part, task in ((1, {**one, "key": key}), (2, one), (2, one)):
-        of = {"id": "x", "group": "pay", "part": part}
-        answer = await hall.post("/v1/tasks", {"transaction": of, "tasks": [task]})
-        assert answer == {"transaction": "x", "part": part, "tasks": 1}
-    other = {"transaction": {"id": "x", "group": "pay", "part": 3},
-             "tasks": [{**one, "key": key_in(0, COUNT)}]}  # fmt: skip
-    assert (await hall.refused("POST", "/v1/tasks", other)).json["code"] == "conflict"
-    assert (await hall.get("/v1/transactions/x"))["tasks"] == 2
-    committed = await hall.post("/v1/transactions/x/commit")
-    assert [shard_of(task_id) for task_id in committed["ids"]] == [2, 2]
 
 
 async def test_overview_covers_all_shards(hall: Hall) -> None:
@@ -410,13 +280,6 @@ async def test_overview_covers_all_shards(hall: Hall) -> None:
     await watching.until(lambda it: b"event: overview" in it.body)
     watching.leave()
     await soon(watching.task)
-
-
-async def test_history_without_a_store_is_empty(hall: Hall) -> None:
-    [task_id, *_] = await hall.fill()
-    story = await hall.get(f"/v1/tasks/{task_id}/history")
-    assert story == {"events": [], "is_kept": False, "complete": True}
-    assert (await hall.get("/v1/history/tasks?key=k"))["tasks"] == []
 
 
 async def test_console_files_and_openapi_are_served(hall: Hall) -> None:
@@ -652,9 +515,7 @@ async def test_a_restore_failing_in_one_shard_is_reported(files: Files) -> None:
     assert result["report"]["restored"] == 22, "what the others have restored"
 
 
-async def test_a_refusal_by_one_shard_cancels_the_restore(
-    files: Files,
-) -> None:
+async def test_a_refusal_by_one_shard_cancels_the_restore(files: Files) -> None:
     files.of(2, "new").write_bytes(b"it is there")
     answer = await files.refused(backup="a.db", id="77")
     assert (answer.status, answer.json["code"]) == (409, "conflict")
@@ -1093,9 +954,7 @@ async def test_a_client_with_leases_is_never_evicted(
     assert (full.status, full.json["code"]) == (429, "overloaded")
 
 
-async def test_an_unread_stream_uses_bounded_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_unread_stream_uses_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateways, "STREAM_BYTES_MAX", 300_000)
     small = {"out_bytes_soft": 65_536, "out_bytes_max": 1 << 20, "frame_bytes_max": 1 << 17}
     hall = await Hall(monkeypatch, **small).start()

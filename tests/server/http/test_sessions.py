@@ -45,9 +45,7 @@ async def status(rig: AccessRig, target: str, headers: dict[str, str], method: s
     return response.status
 
 
-async def test_a_login_cookie_is_http_only_and_same_site(
-    rig: AccessRig,
-) -> None:
+async def test_a_login_cookie_is_http_only_and_same_site(rig: AccessRig) -> None:
     token = await rig.token("read", name="ops")
     response = await rig.call("POST", "/v1/sessions", host=HOST, authorization=f"Bearer {token}")
     value, *flags = [part.strip() for part in response.headers["set-cookie"].split(";")]
@@ -96,9 +94,7 @@ async def test_a_report_is_opened_as_a_page_and_needs_the_cookie(rig: AccessRig)
     assert await status(rig, "/v1/report", {"host": HOST}) == 401
 
 
-async def test_a_session_request_without_login_reveals_nothing(
-    rig: AccessRig,
-) -> None:
+async def test_a_session_request_without_login_reveals_nothing(rig: AccessRig) -> None:
     failures = rig.observed.login_failures
     response = await rig.call("GET", "/v1/session", host=HOST)
     assert response.status == 200

@@ -11,7 +11,7 @@ import pytest
 
 from server.http.rig import HttpRig
 from support.shard_rig import NOW_MS
-from tickwheel.api.daemon import GroupLag, Overview
+from tickwheel.api.daemon import Overview
 from tickwheel.history.read import Answer
 from tickwheel.model.records import ORDER_ATTEMPTS
 from tickwheel.server.http.declared import answer_type
@@ -106,23 +106,6 @@ async def test_a_large_wheel_is_shown_in_cells() -> None:
         await running.stop()
 
 
-async def test_overview_has_counts_and_totals(rig: HttpRig) -> None:
-    await rig.post("/v1/topics/t/pull", {"group": "g"})
-    await rig.post(
-        "/v1/tasks", {"tasks": [{"topic": "t"}] * 3 + [{"topic": "t", "delay_ms": 60_000}]}
-    )
-    await rig.post("/v1/topics/t/pull", {"group": "g", "max": 1})
-    result = await overview(rig)
-    counts = result["counts"]
-    assert (counts["ready"], counts["in_flight"], counts["topics"], counts["groups"]) == (
-        2,
-        1,
-        1,
-        1,
-    )
-    assert result["totals"]["enqueued"] == 4 and result["totals"]["delivered"] == 1
-
-
 async def test_a_fresh_daemon_has_no_troubles(rig: HttpRig) -> None:
     assert (await overview(rig))["troubles"] == []
 
@@ -200,24 +183,6 @@ async def test_a_parked_transaction_is_a_trouble(rig: HttpRig) -> None:
     registry.parked = 0
 
 
-# --- groups --------------------------------------------------------------------------------------
-
-
-async def test_the_lag_of_a_group_is_served(rig: HttpRig) -> None:
-    await rig.call("PUT", "/v1/topics/t/groups/g", {})
-    await rig.post("/v1/tasks", {"tasks": [{"topic": "t"}] * 3})
-    rig.pass_time(5_000)
-    await rig.shard.upkeep.lags.look()
-    response = await rig.call("GET", "/v1/topics/t/groups/g/lag")
-    result = msgspec.json.decode(response.body, type=answer_type(GroupLag))
-    assert result.every_ms == 10_000
-    assert (result.taken_ms[-1], result.ready[-1]) == (NOW_MS + 5_000, 3)
-    assert result.oldest_ready_ms[-1] == 5_000
-    for path in ("/v1/topics/t/groups/none/lag", "/v1/topics/none/groups/g/lag"):
-        response = await rig.call("GET", path)
-        assert response.status == 404 and "has no group" in response.json["detail"]
-
-
 # --- tasks ---------------------------------------------------------------------------------------
 
 
@@ -255,56 +220,6 @@ async def test_tasks_are_filtered_by_their_fields(
 async def test_a_property_filter_needs_a_value(rig: HttpRig, text: str) -> None:
     response = await rig.call("GET", f"/v1/tasks?property={text}")
     assert response.status == 400 and "NAME=VALUE" in response.json["detail"]
-
-
-async def test_consumers_are_listed_page_by_page(
-    rig: HttpRig,
-) -> None:
-    streams = [
-        rig.begin(
-            "GET",
-            f"/v1/topics/{topic}/deliveries?group={group}&credit={credit}",
-            accept="application/x-ndjson",
-        )
-        for topic, group, credit in (("a", "g", 5), ("a", "h", 7), ("b", "g", 9))
-    ]
-    for stream in streams:
-        await stream.until(lambda response: response.status)
-    await rig.post("/v1/tasks", {"topic": "a", "body": "x"})
-    await streams[0].until(lambda response: response.lines)
-    answer = (await rig.call("GET", "/v1/consumers")).json
-    shown = [
-        (
-            consumer["topic"],
-            consumer["group"],
-            consumer["in_flight"],
-            consumer["prefetch"],
-            consumer["kind"],
-        )
-        for consumer in answer["consumers"]
-    ]
-    assert shown == [
-        ("a", "g", 1, 5, "subscription"),
-        ("a", "h", 1, 7, "subscription"),
-        ("b", "g", 0, 9, "subscription"),
-    ]
-    assert answer["next"] is None
-    assert {consumer["since_ms"] for consumer in answer["consumers"]} == {
-        rig.shard.clock.read().now_ms
-    }
-    results: list[Any] = []
-    after: int | None = 0
-    while after is not None:
-        page = (await rig.call("GET", f"/v1/consumers?limit=1&after={after}")).json
-        results += page["consumers"]
-        after = page["next"]
-    assert results == answer["consumers"]
-    one_group = (await rig.call("GET", "/v1/consumers?topic=a&group=h")).json["consumers"]
-    assert one_group == answer["consumers"][1:2]
-    refused = await rig.call("GET", "/v1/consumers?limit=0")
-    assert refused.status == 400
-    for stream in streams:
-        stream.leave()
 
 
 # --- tasks of the history ------------------------------------------------------------------------

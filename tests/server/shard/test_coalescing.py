@@ -566,9 +566,7 @@ async def test_an_enqueue_kept_on_a_refused_task_is_refused(rig: ShardRig) -> No
     assert not topic.merged, "nothing was kept"
 
 
-async def test_a_rule_is_decided_again_if_its_pending_task_is_refused(
-    rig: ShardRig,
-) -> None:
+async def test_a_rule_is_decided_again_if_its_pending_task_is_refused(rig: ShardRig) -> None:
     peer = await rig.peer()
     rig.store.stall()
     refuse_next(rig)
@@ -671,9 +669,7 @@ async def test_a_task_committed_during_the_read_is_seen(rig: ShardRig) -> None:
     assert answer[2][1] == plain[2][1] and answer[2][2]["outcomes"][0][0] == "kept"
 
 
-async def test_a_busy_producer_does_not_starve_other_decisions(
-    rig: ShardRig,
-) -> None:
+async def test_a_busy_producer_does_not_starve_other_decisions(rig: ShardRig) -> None:
     """A request that never comes to rest is refused in the end, and may be sent again."""
     peer, other = await rig.peer(), await rig.peer()
     await peer.call(T.ENQUEUE, 0, (task(),))

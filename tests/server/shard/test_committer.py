@@ -149,9 +149,7 @@ async def test_an_enqueue_is_answered_only_when_its_batch_is_durable(bench: Benc
     assert bench.engine.core.scheduled == 1
 
 
-async def test_requests_during_a_commit_join_the_next_batch(
-    bench: Bench,
-) -> None:
+async def test_requests_during_a_commit_join_the_next_batch(bench: Bench) -> None:
     first, second = Peer(), Peer()
     bench.enqueue(first, 1)
     number, _ = await bench.arrived()

@@ -29,9 +29,7 @@ async def enqueue(daemon: InProcess, *tasks: Any) -> Any:
     return [task["due_ms"] - NOW_MS for task in found[2]]
 
 
-async def test_levels_over_the_highest_use_the_highest_delay(
-    tmp_path: Path,
-) -> None:
+async def test_levels_over_the_highest_use_the_highest_delay(tmp_path: Path) -> None:
     levels = (1, 2, 3, 18, 19, 2**31 - 1)
     tasks = [("t", b"", None, {"delay_level": level}) for level in levels]
     async with InProcess(tmp_path) as daemon:
@@ -59,12 +57,11 @@ async def test_the_table_is_a_setting(tmp_path: Path) -> None:
     ],
 )
 async def test_invalid_delay_levels_are_refused(
-    tmp_path: Path, delay_ms: int | None, options: dict[str, Any], words: str
+    delay_ms: int | None, options: dict[str, Any], words: str, daemon: InProcess
 ) -> None:
-    async with InProcess(tmp_path) as daemon:
-        code, message = await enqueue(daemon, ("t", b"", delay_ms, options))
-        assert code == BadRequest.code and words in message
-        assert daemon.shard.core.tasks == 0
+    code, message = await enqueue(daemon, ("t", b"", delay_ms, options))
+    assert code == BadRequest.code and words in message
+    assert daemon.shard.core.tasks == 0
 
 
 def test_a_table_may_have_as_many_levels_as_its_limit_says() -> None:

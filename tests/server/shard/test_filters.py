@@ -132,30 +132,7 @@ async def test_a_filter_change_and_older_due_tasks_survive_a_restart(tmp_path: P
         assert await pulled(peer, "b") == [*old, *new]
 
 
-async def test_a_filter_syntax_error_names_the_position(daemon: InProcess) -> None:
-    peer = daemon.connect()
-    for kind, fields in (
-        (T.SUBSCRIBE, lambda wrong: (1, "t", "g", 1, wrong)),
-        (T.SUBSCRIBE, lambda wrong: (1, "t", None, 1, wrong | {"broadcast": True})),
-        (T.PULL, lambda wrong: ("t", "g", 1, 0, wrong)),
-        (T.GROUP_CREATE, lambda wrong: ("t", "g", wrong)),
-    ):
-        code, message = await peer.refused(kind, *fields({"where": "amount > > 10"}))
-        assert code == "bad_request"
-        first, text, caret = message.splitlines()
-        assert first.startswith("where, character 10:")
-        assert text[caret.index("^")] == ">"
-        assert (await peer.refused(kind, *fields({"tags": "eu ||"})))[1].startswith("tags, ")
-        for wrong in ({"tags": 5}, {"where": ("a",)}):
-            assert (await peer.refused(kind, *fields(wrong)))[0] == "bad_request"
-    assert "g" not in (await peer.do(T.STATS))["topics"].get("t", {"groups": {}})["groups"]
-    code, message = await peer.refused(T.CONFIGURE, "t", None, EU)
-    assert (code, message) == ("bad_request", "tags is a setting of a group, not of a topic")
-
-
-async def test_an_unsatisfiable_condition_is_refused(
-    daemon: InProcess,
-) -> None:
+async def test_an_unsatisfiable_condition_is_refused(daemon: InProcess) -> None:
     peer = daemon.connect()
     await peer.do(T.GROUP_CREATE, "t", "kept", BIG)
     for where, reason in (

@@ -292,9 +292,7 @@ async def test_a_returning_shard_follows_before_it_serves(shards: Shards) -> Non
     assert group(shards, OTHER, "goes") is None
 
 
-async def test_a_group_created_during_a_stop_gets_tasks_due_since(
-    shards: Shards,
-) -> None:
+async def test_a_group_created_during_a_stop_gets_tasks_due_since(shards: Shards) -> None:
     await create(shards, OTHER, "first")
     await tell(shards, OTHER, T.ENQUEUE, 1, [(TOPIC, b"", 5_000)])
     await shards.settle()

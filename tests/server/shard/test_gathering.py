@@ -158,9 +158,7 @@ async def test_tasks_due_during_gathering_are_delivered_at_once(tmp_path: Path) 
         assert batches(found) == before
 
 
-async def test_a_consumer_that_runs_out_of_credit_does_not_wait(
-    tmp_path: Path,
-) -> None:
+async def test_a_consumer_that_runs_out_of_credit_does_not_wait(tmp_path: Path) -> None:
     async with consumer(tmp_path, prefetch=4, acks_ahead_max=0) as found:
         await found.daemon.ask(found.peer, T.ENQUEUE, 0, (("t", b"", 50),) * 2)
         await found.look()

@@ -302,9 +302,7 @@ async def test_a_lookup_over_the_answer_limit_can_ask_the_newest(
     assert found["id"] == ids[-1]
 
 
-async def test_unfinished_tasks_of_a_key_are_found_after_a_restart(
-    tmp_path: Path,
-) -> None:
+async def test_unfinished_tasks_of_a_key_are_found_after_a_restart(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as first:
         peer = first.connect()
         ids = await enqueue(first, peer, FAR, FAR, ("t", b"", FAR_MS, {"key": "l"}))

@@ -154,17 +154,3 @@ async def test_order_lines_are_cut_to_the_frame_limit(
         **daemon.shard.limits.to_wire() | {"frame_bytes_max": 100_000}))  # fmt: skip
     answer = await peer.do(T.KEY_LINES, "t", "g", None)
     assert 10 < len(answer["lines"]) < 13 and answer["waiting"] == 60
-
-
-async def test_requests_on_held_keys_are_validated(daemon: InProcess) -> None:
-    peer = daemon.connect()
-    await peer.do(T.GROUP_CREATE, "t", "g", {})
-    for kind in (T.HELD_KEYS, T.KEY_LINES):
-        assert (await peer.refused(kind, "u", "g", None))[0] == "not_found"
-        for limit in ("1", True):
-            assert (await peer.refused(kind, "t", "g", {"limit": limit}))[0] == "bad_request"
-    for kind in (T.RELEASE_KEY, T.SKIP_KEY):
-        for ids, key in ((None, None), ((1,), "a"), ((), None), ("1", None), ((-1,), None)):
-            assert (await peer.refused(kind, "t", "g", ids, key))[0] == "bad_request"
-        assert await peer.do(kind, "t", "g", (1,), None) == ((1, "not_held"),)
-        assert await peer.do(kind, "t", "g", None, "a") == ((None, "not_held"),)

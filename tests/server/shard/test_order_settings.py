@@ -65,9 +65,7 @@ async def test_invalid_order_keys_are_refused(daemon: InProcess) -> None:
     assert (await peer.do(T.STATS))["scheduled"] == 0
 
 
-async def test_schedules_and_transactions_keep_order_keys(
-    daemon: InProcess,
-) -> None:
+async def test_schedules_and_transactions_keep_order_keys(daemon: InProcess) -> None:
     peer = daemon.connect()
     options = {"topic": "t", "every_ms": 60_000, "task": {"order_key": "k"}}
     for outcome in ("created", "unchanged"):

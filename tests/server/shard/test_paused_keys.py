@@ -114,24 +114,6 @@ async def test_paused_keys_are_cut_to_the_frame_limit(
     assert 4 < len((await peer.do(T.HELD_KEYS, "t", "g", None))["paused"]) < 7
 
 
-async def test_requests_on_paused_keys_are_validated(daemon: InProcess) -> None:
-    peer = daemon.connect()
-    await peer.do(T.GROUP_CREATE, "t", "g", SHARED)
-    await peer.do(T.GROUP_CREATE, "t", "plain", None)
-    for kind in (T.PAUSE_KEY, T.RESUME_KEY):
-        assert (await peer.refused(kind, "t", "h", "a", None))[0] == "not_found"
-        for wrong in ((None, None), ("a", "b"), (5, None), (None, b"x"), (None, float("nan"))):
-            assert (await peer.refused(kind, "t", "g", *wrong))[0] == "bad_request", wrong
-        code, message = await peer.refused(kind, "t", "g", "x" * 256, None)
-        assert code == "limit_exceeded" and "the limit is 255" in message
-        code, message = await peer.refused(kind, "t", "g", None, "x" * 4_097)
-        assert code == "limit_exceeded" and "(property_value_bytes_max)" in message
-        code, message = await peer.refused(kind, "t", "plain", None, "acme")
-        assert code == "conflict" and "fair_by" in message
-        await peer.do(kind, "t", "plain", "x" * 255, None)
-        await peer.do(kind, "t", "g", None, "x" * 4_096)
-
-
 async def test_paused_keys_of_a_group_are_limited(
     daemon: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

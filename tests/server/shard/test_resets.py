@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,6 @@ from tickwheel.server.shard import bulk as bulks
 from tickwheel.server.shard import resets
 
 LOOKS_MAX = 30_000
-Again = tuple[int, int]
-"""(a task that stands for another, that other one)"""
 
 
 def daemon_of(
@@ -34,6 +32,12 @@ def daemon_of(
     if history:
         settings |= {"history_dir": str(folder / "history"), "history_bodies": True}
     return InProcess(folder, store=store, **settings)
+
+
+@pytest.fixture
+async def daemon(tmp_path: Path) -> AsyncIterator[InProcess]:
+    async with daemon_of(tmp_path) as made:
+        yield made
 
 
 async def bulk_when(
@@ -147,83 +151,73 @@ async def test_a_reset_redelivers_finished_tasks_to_that_group_only(
         daemon.recount()
 
 
-async def test_a_reset_does_not_duplicate_unfinished_tasks(tmp_path: Path) -> None:
-    async with daemon_of(tmp_path) as daemon:
-        peer = daemon.connect()
-        await make(peer, "g", "other")
-        had = [await put(peer, 0) for _ in range(2)]
-        await take(daemon, peer)
-        await put(peer, 0)
-        await daemon.settle()
-        await put(peer, 60_000)
-        assert (await tried(daemon, peer))["tasks"] == 2
-        assert (await reset(daemon, peer))["changed"] == 2
-        taken = await take(daemon, peer)
-        assert sorted(filter(None, originals(taken))) == had
-        assert len(taken) == 3
+async def test_a_reset_does_not_duplicate_unfinished_tasks(daemon: InProcess, peer: Peer) -> None:
+    await make(peer, "g", "other")
+    had = [await put(peer, 0) for _ in range(2)]
+    await take(daemon, peer)
+    await put(peer, 0)
+    await daemon.settle()
+    await put(peer, 60_000)
+    assert (await tried(daemon, peer))["tasks"] == 2
+    assert (await reset(daemon, peer))["changed"] == 2
+    taken = await take(daemon, peer)
+    assert sorted(filter(None, originals(taken))) == had
+    assert len(taken) == 3
 
 
-async def test_a_reset_skips_tasks_acked_after_it_started(tmp_path: Path) -> None:
+async def test_a_reset_skips_tasks_acked_after_it_started(daemon: InProcess, peer: Peer) -> None:
     """However long the plan takes: it goes by the history up to the reset."""
-    async with daemon_of(tmp_path) as daemon:
-        peer = daemon.connect()
-        await make(peer, "g")
-        before = await put(peer, 0)
+    await make(peer, "g")
+    before = await put(peer, 0)
+    await take(daemon, peer)
+    after = await put(peer, 0)
+    await daemon.settle()
+    async with daemon.shard.resets._plan_lock:
+        made = await peer.do(T.GROUP_RESET, "t", "g", {"to": "first"})
+        assert [one for one, _ in await take(daemon, peer)] == [after]
+    assert (await over(daemon, peer, made["id"]))["changed"] == 1
+    assert originals(await take(daemon, peer)) == [before]
+
+
+async def test_a_reset_since_a_time_goes_by_due_time(daemon: InProcess, peer: Peer) -> None:
+    await make(peer, "g")
+    ids = []
+    for _ in range(3):
+        ids.append(await put(peer, 0))
         await take(daemon, peer)
-        after = await put(peer, 0)
-        await daemon.settle()
-        async with daemon.shard.resets._plan_lock:
-            made = await peer.do(T.GROUP_RESET, "t", "g", {"to": "first"})
-            assert [one for one, _ in await take(daemon, peer)] == [after]
-        assert (await over(daemon, peer, made["id"]))["changed"] == 1
-        assert originals(await take(daemon, peer)) == [before]
+        daemon.pass_time(1_000)
+    assert (await tried(daemon, peer, to=NOW_MS + 1_000))["tasks"] == 2
+    await reset(daemon, peer, to=NOW_MS + 1_000)
+    assert originals(await take(daemon, peer)) == ids[1:]
+    await reset(daemon, peer, to=NOW_MS + 2_001)
+    assert await take(daemon, peer) == []
+    await reset(daemon, peer)
+    assert originals(await take(daemon, peer)) == ids, "what stood for others stands for none"
 
 
-async def test_a_reset_since_a_time_goes_by_due_time(tmp_path: Path) -> None:
-    async with daemon_of(tmp_path) as daemon:
-        peer = daemon.connect()
-        await make(peer, "g")
-        ids = []
-        for _ in range(3):
-            ids.append(await put(peer, 0))
-            await take(daemon, peer)
-            daemon.pass_time(1_000)
-        assert (await tried(daemon, peer, to=NOW_MS + 1_000))["tasks"] == 2
-        await reset(daemon, peer, to=NOW_MS + 1_000)
-        assert originals(await take(daemon, peer)) == ids[1:]
-        await reset(daemon, peer, to=NOW_MS + 2_001)
-        assert await take(daemon, peer) == []
-        await reset(daemon, peer)
-        assert originals(await take(daemon, peer)) == ids, "what stood for others stands for none"
+async def test_a_reset_gives_a_newer_group_the_older_tasks(daemon: InProcess, peer: Peer) -> None:
+    await make(peer, "g")
+    ended = await put(peer, 0)
+    await take(daemon, peer)
+    held = await put(peer, 0)
+    await daemon.settle()
+    daemon.pass_time(5)
+    await make(peer, "late")
+    assert await take(daemon, peer, "late") == []
+    assert (await tried(daemon, peer, "late"))["tasks"] == 2
+    await reset(daemon, peer, "late")
+    assert originals(await take(daemon, peer, "late")) == [ended, held]
+    assert [one for one, _ in await take(daemon, peer)] == [held]
 
 
-async def test_a_reset_gives_a_newer_group_the_older_tasks(tmp_path: Path) -> None:
-    async with daemon_of(tmp_path) as daemon:
-        peer = daemon.connect()
-        await make(peer, "g")
-        ended = await put(peer, 0)
-        await take(daemon, peer)
-        held = await put(peer, 0)
-        await daemon.settle()
-        daemon.pass_time(5)
-        await make(peer, "late")
-        assert await take(daemon, peer, "late") == []
-        assert (await tried(daemon, peer, "late"))["tasks"] == 2
-        await reset(daemon, peer, "late")
-        assert originals(await take(daemon, peer, "late")) == [ended, held]
-        assert [one for one, _ in await take(daemon, peer)] == [held]
-
-
-async def test_a_reset_respects_the_groups_filter(tmp_path: Path) -> None:
-    async with daemon_of(tmp_path) as daemon:
-        peer = daemon.connect()
-        await make(peer, "g", "other")
-        eu, _ = await put(peer, 0, tag="eu"), await put(peer, 0, tag="us")
-        await take(daemon, peer)
-        await peer.do(T.CONFIGURE, "t", "g", {"tags": "eu"})
-        assert (await tried(daemon, peer))["tasks"] == 1
-        assert (await reset(daemon, peer))["changed"] == 1
-        assert originals(await take(daemon, peer)) == [eu]
+async def test_a_reset_respects_the_groups_filter(daemon: InProcess, peer: Peer) -> None:
+    await make(peer, "g", "other")
+    eu, _ = await put(peer, 0, tag="eu"), await put(peer, 0, tag="us")
+    await take(daemon, peer)
+    await peer.do(T.CONFIGURE, "t", "g", {"tags": "eu"})
+    assert (await tried(daemon, peer))["tasks"] == 1
+    assert (await reset(daemon, peer))["changed"] == 1
+    assert originals(await take(daemon, peer)) == [eu]
 
 
 async def test_a_reset_without_stored_bodies_counts_the_losses(tmp_path: Path) -> None:
@@ -242,20 +236,19 @@ async def test_a_reset_without_stored_bodies_counts_the_losses(tmp_path: Path) -
         assert originals(await take(daemon, peer)) == [kept]
 
 
-async def test_a_reset_reports_gaps_in_the_history(tmp_path: Path) -> None:
-    async with daemon_of(tmp_path) as daemon:
-        peer, history = daemon.connect(), daemon.shard.history
-        await make(peer, "g")
-        await put(peer, 0)
-        await take(daemon, peer)
-        assert history is not None
-        assert (await tried(daemon, peer))["incomplete"] == 0
-        assert (await reset(daemon, peer))["note"] == ""
-        await take(daemon, peer)
-        history._append([[EventKind.DROPPED, daemon.sources.now_ms, 7, "full"]], 1)
-        assert (await tried(daemon, peer))["incomplete"] == 1
-        done = await reset(daemon, peer)
-        assert done["note"].startswith("incomplete: the history has a gap")
+async def test_a_reset_reports_gaps_in_the_history(daemon: InProcess) -> None:
+    peer, history = daemon.connect(), daemon.shard.history
+    await make(peer, "g")
+    await put(peer, 0)
+    await take(daemon, peer)
+    assert history is not None
+    assert (await tried(daemon, peer))["incomplete"] == 0
+    assert (await reset(daemon, peer))["note"] == ""
+    await take(daemon, peer)
+    history._append([[EventKind.DROPPED, daemon.sources.now_ms, 7, "full"]], 1)
+    assert (await tried(daemon, peer))["incomplete"] == 1
+    done = await reset(daemon, peer)
+    assert done["note"].startswith("incomplete: the history has a gap")
 
 
 async def test_a_reset_resumes_after_a_restart(
@@ -344,33 +337,29 @@ async def test_a_reset_waits_for_room(tmp_path: Path, monkeypatch: pytest.Monkey
         assert originals(taken + await take(daemon, peer)) == ids
 
 
-async def test_a_cancelled_reset_stops_enqueuing(tmp_path: Path) -> None:
-    async with daemon_of(tmp_path) as daemon:
-        peer = daemon.connect()
-        await make(peer, "g")
-        for _ in range(5):
-            await put(peer, 0)
-        await take(daemon, peer)
-        await peer.do(T.GROUP_RESET, "t", "g", {"to": "first", "rate": 0.001, "id": "r"})
-        answer = await peer.do(T.BULK, "r", "cancel")
-        assert answer["state"] == "cancelled"
-        async with daemon.shard.resets._plan_lock:  # its plan is not made any more
-            pass
-        assert len(await take(daemon, peer)) == answer["changed"] <= 1
-
-
-async def test_a_reset_without_its_group_fails(tmp_path: Path) -> None:
-    async with daemon_of(tmp_path) as daemon:
-        peer = daemon.connect()
-        await make(peer, "g", "other")
+async def test_a_cancelled_reset_stops_enqueuing(daemon: InProcess, peer: Peer) -> None:
+    await make(peer, "g")
+    for _ in range(5):
         await put(peer, 0)
-        await take(daemon, peer)
-        async with daemon.shard.resets._plan_lock:
-            await peer.do(T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
-            await peer.do(T.GROUP_DELETE, "t", "g", True)
-            await daemon.settle()
-        result = await over(daemon, peer, "r")
-        assert (result["state"], result["note"]) == ("failed", "group g of topic t was deleted")
+    await take(daemon, peer)
+    await peer.do(T.GROUP_RESET, "t", "g", {"to": "first", "rate": 0.001, "id": "r"})
+    answer = await peer.do(T.BULK, "r", "cancel")
+    assert answer["state"] == "cancelled"
+    async with daemon.shard.resets._plan_lock:  # its plan is not made any more
+        pass
+    assert len(await take(daemon, peer)) == answer["changed"] <= 1
+
+
+async def test_a_reset_without_its_group_fails(daemon: InProcess, peer: Peer) -> None:
+    await make(peer, "g", "other")
+    await put(peer, 0)
+    await take(daemon, peer)
+    async with daemon.shard.resets._plan_lock:
+        await peer.do(T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
+        await peer.do(T.GROUP_DELETE, "t", "g", True)
+        await daemon.settle()
+    result = await over(daemon, peer, "r")
+    assert (result["state"], result["note"]) == ("failed", "group g of topic t was deleted")
 
 
 async def test_a_reset_whose_plan_fails_names_the_reason(tmp_path: Path) -> None:

@@ -60,54 +60,55 @@ class SchedulingRig:
         await self.daemon.settle()
 
 
-async def test_a_schedule_fires_and_shows_its_runs(tmp_path: Path) -> None:
-    async with InProcess(tmp_path) as daemon:
-        rig = SchedulingRig(daemon)
-        made = await rig.put(body=b"hi", task={"key": "k", "priority": 3, "retry": "rocketmq"})
-        assert (made["outcome"], made["next_ms"], made["anchor_ms"]) == (
-            "created", NOW_MS + 10_000, NOW_MS,
-        )  # fmt: skip
-        assert made["task"]["retry"]["name"] == "rocketmq"
-        await rig.pass_time(10_000)
-        (task,) = await rig.tasks()
-        assert (task["body"], task["key"], task["priority"]) == (b"hi", "k", 3)
-        assert task["properties"] == {
-            "tickwheel.schedule": "s", "tickwheel.planned_ms": NOW_MS + 10_000,
-        }  # fmt: skip
-        shown = await rig.do("s", "show", {"next": 2})
-        assert shown["planned_ms"] == (NOW_MS + 20_000, NOW_MS + 30_000)
-        (run,) = shown["recent"]
-        assert (run["outcome"], run["id"], run["state"]) == ("fired", task["id"], "ready")
-        totals = daemon.shard.core.totals
-        assert (totals.schedules_fired, totals.schedules_missed) == (1, 0)
-        assert sum(daemon.shard.observed.schedule_late_ms.counts) == 1
+@pytest.fixture
+async def rig(daemon: InProcess) -> SchedulingRig:
+    return SchedulingRig(daemon)
 
 
-async def test_a_command_waits_for_the_run_under_way(tmp_path: Path) -> None:
+async def test_a_schedule_fires_and_shows_its_runs(daemon: InProcess, rig: SchedulingRig) -> None:
+    made = await rig.put(body=b"hi", task={"key": "k", "priority": 3, "retry": "rocketmq"})
+    assert (made["outcome"], made["next_ms"], made["anchor_ms"]) == (
+        "created", NOW_MS + 10_000, NOW_MS,
+    )  # fmt: skip
+    assert made["task"]["retry"]["name"] == "rocketmq"
+    await rig.pass_time(10_000)
+    (task,) = await rig.tasks()
+    assert (task["body"], task["key"], task["priority"]) == (b"hi", "k", 3)
+    assert task["properties"] == {
+        "tickwheel.schedule": "s", "tickwheel.planned_ms": NOW_MS + 10_000,
+    }  # fmt: skip
+    shown = await rig.do("s", "show", {"next": 2})
+    assert shown["planned_ms"] == (NOW_MS + 20_000, NOW_MS + 30_000)
+    (run,) = shown["recent"]
+    assert (run["outcome"], run["id"], run["state"]) == ("fired", task["id"], "ready")
+    totals = daemon.shard.core.totals
+    assert (totals.schedules_fired, totals.schedules_missed) == (1, 0)
+    assert sum(daemon.shard.observed.schedule_late_ms.counts) == 1
+
+
+async def test_a_command_waits_for_the_run_under_way(daemon: InProcess, rig: SchedulingRig) -> None:
     """Commands during a run that may be refused are done and answered after it."""
-    async with InProcess(tmp_path) as daemon:
-        rig = SchedulingRig(daemon)
-        await rig.put()
-        daemon.sources.now_ms += 10_000
-        daemon.shard.engine.schedules.fire(daemon.sources.now_ms, 1, accepts=True)
-        planned = daemon.shard.core.schedule_heap.by_name["s"]
-        assert planned.staged
-        numbers = [
-            rig.send(T.SCHEDULE, "s", "pause", None),
-            rig.send(T.SCHEDULE, "s", "run", None),
-            rig.send(T.SCHEDULE_PUT, "s", EVERY | {"body": b"new"}),
-            rig.send(T.SCHEDULE, "s", "delete", None),
-            rig.send(T.SCHEDULE, "s", "resume", None),
-        ]
-        assert planned.staged and not planned.row.paused
-        await daemon.settle()
-        frames = {f[1]: f for f in rig.peer.frames() if f[0] in (T.OK, T.ERROR)}
-        answers = [frames[number] for number in numbers]
-        assert [answer[0] for answer in answers] == [T.OK, T.OK, T.OK, T.OK, T.ERROR]
-        assert answers[0][2]["paused"] is True
-        assert answers[2][2]["outcome"] == "updated"
-        assert answers[4][2] == "not_found"
-        assert len(await rig.tasks()) == 2
+    await rig.put()
+    daemon.sources.now_ms += 10_000
+    daemon.shard.engine.schedules.fire(daemon.sources.now_ms, 1, accepts=True)
+    planned = daemon.shard.core.schedule_heap.by_name["s"]
+    assert planned.staged
+    numbers = [
+        rig.send(T.SCHEDULE, "s", "pause", None),
+        rig.send(T.SCHEDULE, "s", "run", None),
+        rig.send(T.SCHEDULE_PUT, "s", EVERY | {"body": b"new"}),
+        rig.send(T.SCHEDULE, "s", "delete", None),
+        rig.send(T.SCHEDULE, "s", "resume", None),
+    ]
+    assert planned.staged and not planned.row.paused
+    await daemon.settle()
+    frames = {f[1]: f for f in rig.peer.frames() if f[0] in (T.OK, T.ERROR)}
+    answers = [frames[number] for number in numbers]
+    assert [answer[0] for answer in answers] == [T.OK, T.OK, T.OK, T.OK, T.ERROR]
+    assert answers[0][2]["paused"] is True
+    assert answers[2][2]["outcome"] == "updated"
+    assert answers[4][2] == "not_found"
+    assert len(await rig.tasks()) == 2
 
 
 async def test_schedules_are_limited(tmp_path: Path) -> None:
@@ -135,30 +136,26 @@ async def test_bytes_of_a_schedule_are_limited(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [BACKFILL_MAX, BACKFILL_MAX + 1])
-async def test_catch_up_runs_are_limited(tmp_path: Path, count: int) -> None:
-    async with InProcess(tmp_path) as daemon:
-        rig = SchedulingRig(daemon)
-        await rig.put(anchor_ms=0)
-        span = {"from_ms": 10_000, "to_ms": 10_000 * count + 1}
-        answer = await rig.do("s", "backfill", span)
-        if count > BACKFILL_MAX:
-            assert answer[0] == "limit_exceeded" and "BACKFILL_MAX" in answer[1]
-            assert await rig.tasks() == []
-        else:
-            assert len(answer[1]) == count
-            times = [task["properties"]["tickwheel.planned_ms"] for task in await rig.tasks()]
-            assert times == [10_000 * n for n in range(1, count + 1)]
+async def test_catch_up_runs_are_limited(count: int, rig: SchedulingRig) -> None:
+    await rig.put(anchor_ms=0)
+    span = {"from_ms": 10_000, "to_ms": 10_000 * count + 1}
+    answer = await rig.do("s", "backfill", span)
+    if count > BACKFILL_MAX:
+        assert answer[0] == "limit_exceeded" and "BACKFILL_MAX" in answer[1]
+        assert await rig.tasks() == []
+    else:
+        assert len(answer[1]) == count
+        times = [task["properties"]["tickwheel.planned_ms"] for task in await rig.tasks()]
+        assert times == [10_000 * n for n in range(1, count + 1)]
 
 
 @pytest.mark.parametrize(("count", "is_right"), [(NEXT_MAX, True), (NEXT_MAX + 1, False)])
 async def test_requested_planned_times_are_limited(
-    tmp_path: Path, count: int, is_right: bool
+    count: int, is_right: bool, rig: SchedulingRig
 ) -> None:
-    async with InProcess(tmp_path) as daemon:
-        rig = SchedulingRig(daemon)
-        await rig.put()
-        answer = await rig.do("s", "show", {"next": count})
-        assert len(answer["planned_ms"]) == count if is_right else answer[0] == "bad_request"
+    await rig.put()
+    answer = await rig.do("s", "show", {"next": count})
+    assert len(answer["planned_ms"]) == count if is_right else answer[0] == "bad_request"
 
 
 async def test_the_minimum_interval_applies_to_cron(tmp_path: Path) -> None:
@@ -170,16 +167,14 @@ async def test_the_minimum_interval_applies_to_cron(tmp_path: Path) -> None:
         assert answer["outcome"] == "created"
 
 
-async def test_cancel_previous_uses_the_stored_tasks(tmp_path: Path) -> None:
-    async with InProcess(tmp_path) as daemon:
-        rig = SchedulingRig(daemon)
-        await rig.put(overlap="cancel_previous")
-        await rig.pass_time(10_000)
-        await rig.pass_time(10_000)
-        await rig.daemon.settle()
-        (task,) = await rig.tasks()
-        assert task["properties"]["tickwheel.planned_ms"] == NOW_MS + 20_000
-        assert daemon.shard.core.totals.cancelled == 1
+async def test_cancel_previous_uses_the_stored_tasks(daemon: InProcess, rig: SchedulingRig) -> None:
+    await rig.put(overlap="cancel_previous")
+    await rig.pass_time(10_000)
+    await rig.pass_time(10_000)
+    await rig.daemon.settle()
+    (task,) = await rig.tasks()
+    assert task["properties"]["tickwheel.planned_ms"] == NOW_MS + 20_000
+    assert daemon.shard.core.totals.cancelled == 1
 
 
 async def test_a_restart_pauses_schedules_it_cannot_time(
@@ -236,12 +231,10 @@ async def test_a_stored_schedule_that_a_put_would_refuse_runs_on(
 
 
 @pytest.mark.parametrize("field", ["start_ms", "end_ms"])
-async def test_schedule_times_must_be_calendar_dates(tmp_path: Path, field: str) -> None:
+async def test_schedule_times_must_be_calendar_dates(field: str, rig: SchedulingRig) -> None:
     """Whoever shows its times makes dates of them."""
-    async with InProcess(tmp_path) as daemon:
-        rig = SchedulingRig(daemon)
-        answer = await rig.put("last", **{field: MOMENT_MS_MAX})
-        assert answer["outcome"] == "created"
-        code, message = await rig.put("beyond", **{field: MOMENT_MS_MAX + 1})
-        assert code == "bad_request"
-        assert field in message and str(MOMENT_MS_MAX) in message
+    answer = await rig.put("last", **{field: MOMENT_MS_MAX})
+    assert answer["outcome"] == "created"
+    code, message = await rig.put("beyond", **{field: MOMENT_MS_MAX + 1})
+    assert code == "bad_request"
+    assert field in message and str(MOMENT_MS_MAX) in message

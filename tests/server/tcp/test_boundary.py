@@ -198,12 +198,7 @@ async def test_an_error_before_the_first_change_is_an_answer(
     ],
 )
 async def test_an_error_of_a_reading_command_is_an_answer(
-    daemon: InProcess,
-    part: str,
-    verb: str,
-    kind: T,
-    fields: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    daemon: InProcess, part: str, verb: str, kind: T, fields: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = daemon.connect()
     task_id = await leased(daemon, peer)

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from protocol.test_codec_fuzz import mutated, values
 from support.daemon import Daemon
 from support.declared_frames import PATIENT, SILENT, all_places
-from support.frame_samples import SAMPLES
 from support.odd_values import FAR, Way, for_frames, put
 from support.raw import Raw
 from tickwheel.api.frames import FrameType as T
@@ -28,7 +27,6 @@ from tickwheel.limits import Limits
 from tickwheel.protocol import encode
 
 few = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-FROM_CLIENT = [kind for kind in T if kind < T.OK and kind is not T.HELLO]
 UNANSWERED = (T.OK, T.ERROR, T.DELIVER)
 
 
@@ -103,56 +101,6 @@ def test_a_bomb_of_nesting_is_answered(
 
 small = st.integers(-2, 20)
 some = values | small | st.lists(small, max_size=3).map(tuple)
-
-
-@st.composite
-def almost_right(draw: st.DrawFn) -> tuple[Any, ...]:
-    """A sample with one field replaced, dropped, or one too many; or only its type right."""
-    kind = draw(st.sampled_from(FROM_CLIENT))
-    fields = list(SAMPLES[kind][1:])
-    match draw(st.sampled_from(("replace", "deep", "drop", "more", "all"))):
-        case "replace" if fields:
-            fields[draw(st.integers(0, len(fields) - 1))] = draw(some)
-        case "deep" if fields:
-            at = draw(st.integers(0, len(fields) - 1))
-            fields[at] = draw(within(fields[at]))
-        case "drop" if fields:
-            del fields[-1]
-        case "more":
-            fields.append(draw(some))
-        case _:
-            fields = draw(st.lists(some, max_size=6))
-    return (int(kind), *fields)
-
-
-@st.composite
-def within(draw: st.DrawFn, value: Any) -> Any:
-    """``value`` with something inside it replaced."""
-    if isinstance(value, tuple) and value:
-        at = draw(st.integers(0, len(value) - 1))
-        return (*value[:at], draw(within(value[at])), *value[at + 1 :])
-    if isinstance(value, dict) and value:
-        key = draw(st.sampled_from(sorted(value)))
-        return value | {key: draw(within(value[key]))}
-    return draw(some)
-
-
-@few
-@given(sent=st.lists(almost_right(), min_size=1, max_size=6))
-def test_mutated_frames_are_answered(
-    running: Daemon, witness: Raw, sent: list[tuple[Any, ...]]
-) -> None:
-    with Raw(running.port) as raw:
-        for kind, *fields in sent:
-            raw.send(kind, *fields)
-        answer = raw.call(T.PING)
-        assert answer[0] == T.OK, f"a wrong field must not end the connection: {answer}"
-        for frame in until_closed(raw):
-            assert frame[0] in UNANSWERED, frame
-            if frame[0] == T.ERROR:
-                assert frame[2] in BY_CODE
-                assert frame[3]
-    still_serves(running, witness)
 
 
 @few

@@ -1,4 +1,4 @@
-"""The registry of nodes in Redis: who is there, until when, and what operators want."""
+"""The registry of nodes in a store: who is there, until when, and what operators want."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from support.postgresql import PostgresServer
 from support.redis_server import RedisServer
 from support.waiting import comes
 from tickwheel.persistence import open_nodes, shard_count, shard_url
@@ -18,6 +19,8 @@ from tickwheel.persistence.contract import (
     StoreError,
     StoreUnusable,
 )
+from tickwheel.persistence.postgresql import election as postgres_election
+from tickwheel.persistence.postgresql import options_from as postgres_options_from
 from tickwheel.persistence.redis import store as redis_store
 from tickwheel.persistence.redis.driver import options_from
 
@@ -30,27 +33,37 @@ A = NodeRecord(
 B = replace(A, name="b", run="run-2", claims=(), standbys={})
 
 
+@pytest.fixture(params=["redis", "postgresql"])
+def url(request: pytest.FixtureRequest) -> str:
+    if request.param == "postgresql":
+        postgres: PostgresServer = request.getfixturevalue("shared_postgres")
+        return postgres.url()
+    redis: RedisServer = request.getfixturevalue("shared_redis")
+    redis.call("FLUSHALL")
+    return redis.url()
+
+
 @pytest.fixture
-async def registry(shared_redis: RedisServer) -> AsyncIterator[NodeRegistry]:
-    shared_redis.call("FLUSHALL")
-    result = open_nodes(shared_redis.url(), SHARDS)
+async def registry(url: str) -> AsyncIterator[NodeRegistry]:
+    result = open_nodes(url, SHARDS)
     yield result
     await result.close()
+
+
+only_redis = pytest.mark.parametrize("url", ["redis"], indirect=True)
 
 
 async def test_a_beat_publishes_all_fields_of_a_node(registry: NodeRegistry) -> None:
     await registry.beat(B)
     seen = await registry.beat(A)
     assert seen.nodes == {"a": A, "b": B}
-    assert seen.seen_ms["b"] <= seen.seen_ms["a"] == seen.now_ms
+    assert seen.seen_ms["b"] <= seen.seen_ms["a"] <= seen.now_ms
     assert (seen.placed, seen.drained, seen.namesake) == ({}, frozenset(), None)
     await registry.leave(A)
     assert (await registry.beat(B)).nodes.keys() == {"b"}
 
 
-async def test_a_silent_node_expires_by_the_stores_clock(
-    registry: NodeRegistry,
-) -> None:
+async def test_a_silent_node_expires_by_the_stores_clock(registry: NodeRegistry) -> None:
     await registry.beat(replace(A, ttl_ms=50))
     await registry.beat(B)
 
@@ -84,7 +97,8 @@ async def test_a_second_node_of_a_name_is_refused(registry: NodeRegistry) -> Non
 async def test_nodes_of_a_store_are_limited(
     registry: NodeRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_store, "NODES_MAX", 2)
+    for store in (redis_store, postgres_election):
+        monkeypatch.setattr(store, "NODES_MAX", 2)
     await registry.beat(replace(A, ttl_ms=200))
     await registry.beat(B)
     third = replace(B, name="c", run="run-3")
@@ -103,11 +117,12 @@ async def test_nodes_of_a_store_are_limited(
 
 
 async def test_placements_and_drains_persist(registry: NodeRegistry) -> None:
+    await registry.place(2, "a")
     await registry.place(2, "b")
     await registry.place(3, "a")
     await registry.place(3, None)
-    await registry.drain("a", draining=True)
-    await registry.drain("b", draining=True)
+    for name in "aab":
+        await registry.drain(name, draining=True)
     await registry.drain("b", draining=False)
     await registry.leave(A)
     seen = await registry.beat(B)
@@ -115,10 +130,10 @@ async def test_placements_and_drains_persist(registry: NodeRegistry) -> None:
 
 
 async def test_a_node_with_another_number_of_shards_is_refused(
-    registry: NodeRegistry, shared_redis: RedisServer
+    registry: NodeRegistry, url: str
 ) -> None:
     await registry.beat(A)
-    other = open_nodes(shared_redis.url(), SHARDS + 1)
+    other = open_nodes(url, SHARDS + 1)
     try:
         with pytest.raises(StoreUnusable, match="for 4 shards, but the setting shards is 5"):
             await other.beat(B)
@@ -127,6 +142,7 @@ async def test_a_node_with_another_number_of_shards_is_refused(
     assert (await registry.beat(A)).nodes == {"a": A}
 
 
+@only_redis
 async def test_unreadable_nodes_are_ignored(
     registry: NodeRegistry, shared_redis: RedisServer
 ) -> None:
@@ -137,6 +153,7 @@ async def test_unreadable_nodes_are_ignored(
     assert (await registry.beat(A)).nodes == {"a": A}
 
 
+@only_redis
 async def test_a_full_store_accepts_beats(
     registry: NodeRegistry, shared_redis: RedisServer
 ) -> None:
@@ -148,7 +165,7 @@ async def test_a_full_store_accepts_beats(
         shared_redis.call("CONFIG", "SET", "maxmemory", 0)
 
 
-async def test_an_unreachable_store_is_an_error(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_an_unreachable_store_is_an_error() -> None:
     registry = open_nodes("redis://127.0.0.1:1/0", SHARDS)
     with pytest.raises(StoreError):
         await asyncio.wait_for(registry.beat(A), 10)
@@ -163,3 +180,10 @@ def test_the_url_of_a_shard_names_that_shard_alone(url: str) -> None:
     assert shard_count("redis://h/0?shard=4") is None
     with pytest.raises(StoreUnusable, match="shards= is only for nodes"):
         options_from(url)
+
+
+def test_the_url_of_a_shard_keeps_its_schema() -> None:
+    url = "postgresql://me@h/app?schema=x&shards=4"
+    assert shard_count(url) == SHARDS
+    options = postgres_options_from(shard_url(url, 3))
+    assert (options.shard, options.schema) == (3, "x")
