@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from observe.test_failover_metrics import laid_out, scraped
+from observe.test_failover_metrics import scraped
 from outbound.endpoint import SECRET, Endpoint, serving
 from support.daemon import Daemon
 from support.history_daemon import daemon_in, taken_up
@@ -154,7 +154,7 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 async def test_an_unavailable_store_is_the_cause(redis: RedisServer, tmp_path: Path) -> None:
-    await laid_out(redis)
+    redis.lay_out()
     daemon = daemon_in(tmp_path, http=True, store=redis.url())
     async with daemon, Client(daemon.url) as client:
         subscription = client.subscribe("t", group="g")
