@@ -158,7 +158,7 @@ def test_a_bad_line_in_a_file_stops_before_anything_is_sent(
     [
         ("[schedule.a]\nevery='5s'", "topic is missing"),
         ("[schedule.a]\ntopic='t'\never='5s'", "ever is not a valid field"),
-        ("[schedule.a]\ntopic=5", "topic has the wrong type: 5"),
+        ("[schedule.a]\ntopic=5", "topic must be 1 to 255 characters"),
         ("[other]", "must contain only tables [schedule.NAME]"),
         ("x", "wrong.toml"),
     ],

@@ -144,7 +144,13 @@ LOST = (
     Bug(
         "an-upgraded-database-keeps-its-number",
         "a release that does not know the layout opens it, and lacks what is in it",
-        {"upgrade": (dropped("_mark"),)},
+        {
+            "sqlite/database:upgrade_steps": (
+                returning(
+                    "tuple(sql for n in range(layout or LAYOUT, LAYOUT) for sql in UPGRADES[n])"
+                ),
+            )
+        },
         (
             "tests/upgrade/test_later_formats.py"
             "::test_a_store_of_format_1_is_upgraded_when_it_is_opened[sqlite]",
