@@ -199,7 +199,8 @@ NO_LOOKS = frozenset(
         "push": "set remove test log resend", "forward": "set remove", "bulk": "cancel",
         "schedule": "put pause resume run backfill delete apply",
         "transactions": "commit rollback", "token": "create list revoke",
-        "dead": "requeue delete purge", "history": "list tasks generate", "inbox": "run sql upgrade", "store": "upgrade",
+        "dead": "requeue delete purge", "history": "list tasks generate",
+        "inbox": "run sql upgrade", "store": "upgrade",
     }.items()
     for word in words.split() or [""]
 )  # fmt: skip
