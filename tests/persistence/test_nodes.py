@@ -99,7 +99,7 @@ async def test_nodes_of_a_store_are_limited(
 ) -> None:
     for store in (redis_store, postgres_election):
         monkeypatch.setattr(store, "NODES_MAX", 2)
-    await registry.beat(replace(A, ttl_ms=200))
+    await registry.beat(replace(A, ttl_ms=1500))
     await registry.beat(B)
     third = replace(B, name="c", run="run-3")
     with pytest.raises(StoreUnusable, match=r"it has 2 nodes; the limit is 2 \(NODES_MAX\)"):

@@ -232,10 +232,7 @@ class PostgresNodes(ServerNodes):
         self._is_inspected = False
 
     async def _write(self, me: NodeRecord, text: str, instead_of: str) -> NodesSeen:
-        link = self._link
-        if not self._is_inspected:
-            await opening.inspect(link, self._options)
-            self._is_inspected = True
+        link = await self._inspected()
         async with link.transaction():
             await link.fetch("SELECT pg_advisory_xact_lock($1)", opening.DDL_LOCK + 1)
             is_mine = await self._enter(me, text, instead_of)
@@ -280,10 +277,11 @@ class PostgresNodes(ServerNodes):
         return True
 
     async def place(self, shard: int, node: str | None) -> None:
+        link = await self._inspected()
         if node is None:
-            await self._link.fetch("DELETE FROM placed WHERE shard = $1", shard)
+            await link.fetch("DELETE FROM placed WHERE shard = $1", shard)
             return
-        await self._link.fetch(
+        await link.fetch(
             "INSERT INTO placed VALUES ($1, $2) ON CONFLICT (shard) DO UPDATE SET node ="
             " excluded.node",
             shard, node,
@@ -293,7 +291,14 @@ class PostgresNodes(ServerNodes):
         statement = "DELETE FROM drained WHERE node = $1"
         if draining:
             statement = "INSERT INTO drained VALUES ($1) ON CONFLICT DO NOTHING"
-        await self._link.fetch(statement, node)
+        await (await self._inspected()).fetch(statement, node)
+
+    async def _inspected(self) -> Link:
+        """Return the connection after the tables were created or checked once."""
+        if not self._is_inspected:
+            await opening.inspect(self._link, self._options)
+            self._is_inspected = True
+        return self._link
 
     async def close(self) -> None:
         await self._link.close()
