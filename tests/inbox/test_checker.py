@@ -27,6 +27,8 @@ from tickwheel import Client, Delivery, Retry, StaleReceipt, Task, sql
 
 TOPIC = "orders.close"
 PRODUCERS = 4
+LOST = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+"""Errors of a connection whose server or session died."""
 
 
 class Checker:
@@ -46,7 +48,7 @@ class Checker:
         """Run transactions until none is left. A lost connection is replaced; the outcome of its
         transaction is in the database."""
         while self.left > 0:
-            with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+            with contextlib.suppress(*LOST):
                 connection = await asyncpg.connect(self.url)
                 try:
                     while self.left > 0:
@@ -104,7 +106,7 @@ async def compare(daemon: Daemon, orders: dict[str, int]) -> None:
 
 async def _cut(url: str) -> None:
     """End the taker's session in the database."""
-    with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+    with contextlib.suppress(*LOST):
         connection = await asyncpg.connect(url)
         await connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"

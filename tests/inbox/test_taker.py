@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self, TypeVar
+from unittest.mock import AsyncMock
 
 import asyncpg
 import pytest
@@ -19,7 +20,8 @@ from tickwheel import BadRequest, Client, Conflict, StaleReceipt, Task, Unauthor
 from tickwheel.client.sql import Command, write
 from tickwheel.client.wire import NumberedClient
 from tickwheel.inbox import contract, open_inbox, taker
-from tickwheel.inbox.contract import Batch
+from tickwheel.inbox.contract import Batch, InboxTrouble
+from tickwheel.inbox.postgresql import PostgresInbox
 from tickwheel.inbox.sqlite import SqliteInbox
 from tickwheel.server.settings import load
 
@@ -573,6 +575,27 @@ async def _length(client: Client) -> int:
 def test_a_daemon_with_several_shards_has_no_inbox() -> None:
     with pytest.raises(BadRequest, match="`tickwheel inbox run` beside them"):
         load(None, {"processes": 2, "store": "sqlite:///shards/", "inbox": "sqlite:///app.db"})
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TimeoutError(),
+        ConnectionResetError(),
+        asyncpg.ConnectionDoesNotExistError(),
+        asyncpg.InternalClientError("got result for unknown protocol state 13"),
+    ],
+)
+async def test_a_broken_connection_is_a_trouble_of_the_inbox(
+    database: str, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    inbox = PostgresInbox(database)
+    await inbox.open()
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncpg.Connection, "fetchval", AsyncMock(side_effect=error))
+        with pytest.raises(InboxTrouble, match=str(error) or type(error).__name__):
+            await inbox.clock_ms()
+    await inbox.close()
 
 
 @pytest.mark.parametrize("url", ["mysql://host/app", "sqlite://app.db", "postgresql://h/d?schema="])

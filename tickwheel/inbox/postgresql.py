@@ -532,6 +532,15 @@ class PostgresInbox:
         self._batches = 0
 
 
+_TROUBLES: Final = (
+    TimeoutError,
+    OSError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # the connection broke in the middle of an exchange
+)
+
+
 @asynccontextmanager
 async def _troubles(label: str) -> AsyncIterator[None]:
     """Convert errors of the database to InboxTrouble."""
@@ -539,6 +548,6 @@ async def _troubles(label: str) -> AsyncIterator[None]:
         yield
     except asyncpg.UniqueViolationError as error:
         raise Fenced(f"{label}: {error}") from None
-    except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+    except _TROUBLES as error:
         text = str(error) or type(error).__name__
         raise InboxTrouble(f"{label}: {text}") from None
