@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,39 @@ def test_a_node_answers_for_tasks_of_the_other_node(server: RedisServer, tmp_pat
             nodes_of = {entry["shard"]: entry["node"] for entry in status["statuses"]}
             assert nodes_of == led_by
         assert len(ask(nodes["a"].http, "GET", "/v1/nodes").json["nodes"]) == 2
+
+
+def test_names_are_unique_over_all_nodes(server: RedisServer, tmp_path: Path) -> None:
+    """Schedules, transactions and idempotency keys, with tasks of two shards each."""
+    with Nodes(tmp_path, server.url(), 4, http=True) as nodes:
+        nodes.until_led("a", "ab")
+
+        def ask_both(method: str, path: str, body_of: Callable[[str], Any], **more: str) -> Any:
+            with ThreadPoolExecutor(2) as pool:
+                asked = [
+                    pool.submit(ask, nodes[name].http, method, path, body_of(key), **more)
+                    for name, key in zip("ab", (key_in(0, 4), key_in(1, 4)), strict=True)
+                ]
+                return sorted(item.result().status for item in asked)
+
+        def of_transaction(key: str) -> Any:
+            of = {"id": "x", "group": "g", "part": 1}
+            return {"transaction": of, "tasks": [{"topic": "t", "key": key}]}
+
+        def of_schedule(key: str) -> Any:
+            return {"topic": "t", "every_ms": HOUR_MS, "task": {"key": key}}
+
+        assert ask_both("POST", "/v1/tasks", of_transaction) == [201, 409]
+        assert ask_both("PUT", "/v1/schedules/s", of_schedule) == [201, 409]
+        once = {"idempotency_key": "pay-1"}
+        later = {"topic": "once", "delay_ms": HOUR_MS}
+        assert ask_both("POST", "/v1/tasks", lambda key: {**later, "key": key}, **once) == [
+            201,
+            422,
+        ]
+        assert len(ask(nodes["a"].http, "GET", "/v1/schedules").json["schedules"]) <= 1
+        assert ask(nodes["b"].http, "POST", "/v1/transactions/x/commit").status == 200
+        assert len(ask(nodes["a"].http, "GET", "/v1/tasks?topic=once").json["tasks"]) == 1
 
 
 async def test_a_callback_reaches_a_moved_shard(server: RedisServer, tmp_path: Path) -> None:

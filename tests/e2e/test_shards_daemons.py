@@ -17,7 +17,7 @@ import pytest
 from outbound.endpoint import SECRET, Endpoint, serving
 from support.daemon import Daemon
 from support.ports import free_port
-from support.shards import key_in
+from support.shards import alone, key_in
 from support.waiting import comes
 from tickwheel import Client, Task, errors, sync
 from tickwheel.persistence import ShardFolder
@@ -159,3 +159,22 @@ async def test_a_new_group_gets_tasks_of_a_returning_shard(daemons: list[Daemon]
             (delivery,) = await client.pull(TOPIC, group=group, wait=30)
             assert delivery.id == receipt.id
             await delivery.ack()
+
+
+async def test_racing_clients_end_with_the_home_shards_settings(daemons: list[Daemon]) -> None:
+    async with Client(daemons[0].url) as one, Client(daemons[2].url) as other:
+        await one.create_group(TOPIC, "g")
+        for n in range(1, 20):
+            await asyncio.gather(
+                one.configure(TOPIC, group="g", rate=float(n)),
+                other.configure(TOPIC, group="g", rate=float(100 + n)),
+            )
+
+        async def rates() -> set[float]:
+            stats = [await alone(one, n).stats() for n in range(COUNT)]
+            return {found.topics[TOPIC].groups["g"].rate for found in stats}
+
+        async def are_one() -> bool:
+            return len(await rates()) == 1
+
+        await comes(are_one)
