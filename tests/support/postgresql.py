@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,7 @@ class PostgresServer:
     def kill(self) -> None:
         """Send SIGKILL to all processes, as a crash of the machine would end them."""
         if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            self.signal(signal.SIGKILL)
             self._process.wait()
             self._process = None
 
@@ -184,14 +184,31 @@ class PostgresServer:
         self.start()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to all processes of the server."""
-        if self._process is not None:
-            os.killpg(self._process.pid, number)
+        """Send SIGSTOP, SIGCONT or SIGKILL to all processes of the server, and wait for the end of
+        those killed. Each child leads a session, so that a signal to the group would miss it."""
+        if self._process is None:
+            return
+        first = self._process.pid
+        os.kill(first, signal.SIGSTOP)  # it starts no child from now on
+        children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(int(child), number)
+        os.kill(first, number)
+        while number == signal.SIGKILL and any(map(_is_running, children)):
+            time.sleep(0.001)  # real time: another process
 
     def close(self) -> None:
         """End the server and remove its data."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _is_running(pid: str) -> bool:
+    """Return whether a process exists and is not a zombie."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
 
 
 def _in_thread(work: Any) -> Any:
