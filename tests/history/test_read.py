@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from support.history_rig import (
     HOUR_MS,
@@ -27,7 +30,7 @@ from support.history_rig import (
 from tickwheel.errors import LimitExceeded
 from tickwheel.history import read, segments
 from tickwheel.history.lines import EventKind
-from tickwheel.history.read import Follow, Query, flow, newest, search
+from tickwheel.history.read import Follow, Query, Replay, flow, newest, search
 from tickwheel.history.segments import Tally, hour_folder
 from tickwheel.history.writer import Sealer
 
@@ -317,3 +320,43 @@ def test_the_newest_of_many_is_found_without_reading_on(tmp_path: Path) -> None:
     tally = Tally()
     assert read.newest_id(tmp_path, Query(key=KEY), tally) == ids[2]
     assert tally.unreadable == tally.torn == 0
+
+
+# --- replays ----------------------------------------------------------------------------------
+
+
+@given(st.data())
+def test_a_replay_yields_each_event_once_in_the_order_of_numbers(data: st.DataObject) -> None:
+    """Files of an epoch overlap, repeat each other, and end in the middle of a line."""
+    with tempfile.TemporaryDirectory() as name:
+        hour = Path(name) / "dt=2026-11-21/hour=10"
+        hour.mkdir(parents=True)
+        kept: list[tuple[int, int]] = []
+        missing = torn = 0
+        for epoch in (1, 2):
+            numbered = data.draw(st.lists(st.integers(1, 60), unique=True, max_size=40).map(sorted))
+            places = st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=2, unique=True)
+            files: dict[int, list[int]] = {}
+            for seq in numbered:
+                for file in data.draw(places):
+                    files.setdefault(file, []).append(seq)
+            for file, seqs in files.items():
+                lines = "".join(
+                    json.dumps({"time_ms": NOW_MS + seq, "event": "e", "epoch": epoch, "seq": seq})
+                    + "\n"
+                    for seq in seqs
+                )
+                tail = data.draw(st.sampled_from(["", '{"time_ms": 1, "se']))
+                torn += bool(tail)
+                (hour / f"{NODE}-s0-e{epoch}-00000{file}.jsonl").write_text(lines + tail)
+            is_first = not kept
+            kept += [(epoch, seq) for seq in numbered]
+            if numbered:
+                missing += numbered[-1] - len(numbered) - (numbered[0] - 1 if is_first else 0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(segments, "BLOCK_BYTES", data.draw(st.sampled_from([64, 300, 1 << 20])))
+            replay = Replay([Path(name)], 0)
+            assert numbers(replay.events()) == kept
+        findings = replay.findings
+        assert (findings.events, findings.missing_events) == (len(kept), missing)
+        assert findings.tally.torn == torn

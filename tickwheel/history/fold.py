@@ -16,8 +16,9 @@ reported.
 
 from __future__ import annotations
 
-import base64
 import binascii
+import sys
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -68,21 +69,26 @@ def body_of(event: Event) -> bytes | None:
     if text is None:
         return None
     try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, TypeError, ValueError) as error:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except (TypeError, ValueError) as error:
         raise ValueError(f"the body of task {event.get('task_id')}: {error}") from None
 
 
-_OPTIONS = [
-    (name, NAMES.get(name, name))
+_OPTIONS: Final = {
+    NAMES.get(name, name): name
     for name in TaskOptions._fields
     if name not in ("order_id", "replayed")
-]
-"""(option of a task, field of an event)."""
+}
+"""Field of an event → option of a task."""
+_OPTION_FIELDS: Final = frozenset((*_OPTIONS, "replay_of"))
 
 
 def options_of(event: Event) -> TaskOptions | None:
-    fields: dict[str, Any] = {name: event[field] for name, field in _OPTIONS if field in event}
+    if _OPTION_FIELDS.isdisjoint(event):
+        return None
+    fields: dict[str, Any] = {
+        name: event[field] for field, name in _OPTIONS.items() if field in event
+    }
     fields["retry"] = of_history(event.get("retry"))
     if (replay_of := event.get("replay_of")) is not None:
         fields["replayed"] = Replayed(int(replay_of), event["replay_to"], fields.pop("key", None))
@@ -360,7 +366,7 @@ class Fold:
         self.tasks: dict[int, Task] = {}
         self.removed_ids: set[int] = set()
         """Ids of the backup's tasks that ended after it."""
-        self.outcomes: dict[int, Outcome] = {}
+        self.outcomes: OrderedDict[int, Outcome] = OrderedDict()
         """Id → outcome of the newest ended tasks, oldest first."""
         self.ended = 0
         self.id_mark = self._backup_mark = id_mark
@@ -414,24 +420,15 @@ class Fold:
             self.unusable += 1
 
     def _apply(self, event: Event, is_old: bool) -> None:
-        self.epoch = max(self.epoch, event["epoch"])
         kind = event["event"]
+        self.epoch = max(self.epoch, event["epoch"])
         id_ = task_id(event)
-        if not is_old and self.schedules.apply(event):
-            self.id_mark = max(self.id_mark, id_ or 0)
-            return
-        if not is_old and self.transactions.apply(event, self.tasks):
-            return
-        if id_ is None:
-            if not is_old and (of_group := self._group_handlers.get(kind)) is not None:
-                of_group(event)
-            return
-        self.id_mark = max(self.id_mark, id_)
-        if kind == "enqueued":
-            self._enqueued(id_, event)
-            return
-        handler, task = self._task_handlers.get(kind), self.tasks.get(id_)
-        if handler is not None and task is not None:
+        if id_ is not None:
+            self.id_mark = max(self.id_mark, id_)
+        handler = self._task_handlers.get(kind)
+        if handler is None:
+            self._apply_other(kind, id_, event, is_old)
+        elif (task := self.tasks.get(id_ or 0)) is not None:
             group = event.get("group")
             if group is not None and not self.owners.knows(task.row.topic, group):
                 if is_old:
@@ -439,28 +436,37 @@ class Fold:
                 self.owners.ensure(task.row, group)
             handler(task, event)
 
+    def _apply_other(self, kind: str, id_: int | None, event: Event, is_old: bool) -> None:
+        """Apply an event that is not about a task that exists."""
+        if kind == "enqueued":
+            if id_ is not None:
+                self._enqueued(id_, event)
+        elif not is_old and not self.schedules.apply(event):
+            if not self.transactions.apply(event, self.tasks):
+                if (of_group := self._group_handlers.get(kind)) is not None:
+                    of_group(event)
+
     # --- producers ---------------------------------------------------------------------------
 
     def _enqueued(self, id_: int, event: Event) -> None:
         if id_ in self.tasks or id_ in self.removed_ids:
             return
         body = body_of(event)
-        row = TaskRow(id_, int(event["due_ms"]), event["topic"], body or b"", options_of(event))
+        topic = sys.intern(event["topic"])
+        row = TaskRow(id_, int(event["due_ms"]), topic, body or b"", options_of(event))
         self.tasks[id_] = Task(row, has_body=body is not None, is_new=True)
 
     def _replaced(self, task: Task, event: Event) -> None:
         """Replace a task that was not delivered."""
         body, options = body_of(event), self._placed(options_of(event), event)
         row = task.row._replace(due_ms=int(event["due_ms"]), body=body or b"", options=options)
-        task.row, task.has_body = row, body is not None
-        task.progress.clear()
+        task.row, task.has_body, task.progress = row, body is not None, _EMPTY
 
     def _rescheduled(self, task: Task, event: Event) -> None:
         due_ms = int(event["due_ms"])
         if not (task.dead or task.progress):
             options = self._placed(task.row.options, event)
             task.row = task.row._replace(due_ms=due_ms, options=options)
-            task.progress.clear()
             return
         for group in self._owing(task):
             progress = task.progress.get(group)
@@ -479,7 +485,7 @@ class Fold:
         """Record that a newer task replaces one whose delivery is in progress."""
         group, newer_id = event["group"], int(event["details"]["by"])
         if (progress := task.progress.get(group)) is not None:
-            task.progress[group] = progress._replace(replaced_by=newer_id)
+            task.progress = {**task.progress, group: progress._replace(replaced_by=newer_id)}
         else:
             self._set(task, event, ProgressState.IN_FLIGHT, NO_PAST._replace(replaced_by=newer_id))
 
@@ -489,7 +495,7 @@ class Fold:
         group = event.get("group")
         if group is None:
             return  # a broadcast has no group
-        task.holders[group] = str(event.get("subscriber", ""))
+        task.holders = {**task.holders, group: str(event.get("subscriber", ""))}
         past = past_of(task, group, until=(event["time_ms"], ATTEMPT_MAX))
         before = task.progress.get(group)
         delivery = event["attempt"], event["epoch"]
@@ -516,8 +522,7 @@ class Fold:
         elif past != NO_PAST:
             self._set(task, event, ProgressState.RELEASED, past)
         else:
-            task.progress.pop(group, None)
-            task.dead.pop(group, None)
+            task.forget(group)
 
     def _dead(self, task: Task, event: Event) -> None:
         group = event["group"]
@@ -527,8 +532,8 @@ class Fold:
             *earlier, last = past.failures
             last = last._replace(reason=f"{last.reason}\n{trace}")
             past = past._replace(failures=(*earlier, last))
-        task.progress.pop(group, None)
-        task.dead[group] = DeadRow(
+        task.forget(group)
+        letter = DeadRow(
             task.row.id,
             group,
             task.row.topic,
@@ -539,10 +544,10 @@ class Fold:
             past.failed,
             deaths=past.deaths,
         )
+        task.dead = {**task.dead, group: letter}
 
     def _requeued(self, task: Task, event: Event) -> None:
-        task.progress.pop(event["group"], None)
-        task.dead.pop(event["group"], None)
+        task.forget(event["group"])
         if (ttl_ms := event.get("ttl_ms")) is not None:
             options = (task.row.options or TaskOptions())._replace(ttl_ms=int(ttl_ms))
             task.row = task.row._replace(options=options)
@@ -552,9 +557,8 @@ class Fold:
         if group is None or not self.owners.is_closed(task.row.topic, group):
             self._finish(Outcome.DELETED, task, event)
             return
-        task.progress.pop(group, None)
-        task.dead.pop(group, None)
-        task.let_go.add(group)
+        task.forget(group)
+        task.let_go |= {group}
         self._end_if_last(task, event, Outcome.DELETED)
 
     def _filtered(self, task: Task, event: Event) -> None:
@@ -590,9 +594,9 @@ class Fold:
         epoch: int,
         past: Past = NO_PAST,
     ) -> None:
-        task.dead.pop(group, None)
         row = ProgressRow(task.row.id, group, state, int(attempt), at_ms, epoch, *past)
-        task.progress[group] = row
+        task.forget(group)
+        task.progress = {**task.progress, group: row}
 
     def _finish(self, outcome: Outcome, task: Task, event: Event) -> None:
         """End the task for one group, or for all groups."""
@@ -633,28 +637,39 @@ class Fold:
         self.outcomes.pop(id_, None)
         self.outcomes[id_] = outcome
         if len(self.outcomes) > ENDINGS_MAX:
-            del self.outcomes[next(iter(self.outcomes))]
+            self.outcomes.popitem(last=False)
 
 
 # --- one task --------------------------------------------------------------------------------
 
 
+_EMPTY: Final[dict[str, Any]] = {}
+"""Of all tasks without progress, letters or consumers; most have none."""
+
+
 @dataclass(slots=True, eq=False)
 class Task:
-    """The state of a task that has events."""
+    """The state of a task that has events. Its maps are replaced, never changed."""
 
     row: TaskRow
-    progress: dict[str, ProgressRow] = field(default_factory=dict)
+    progress: Mapping[str, ProgressRow] = field(default_factory=lambda: _EMPTY)
     """Group → progress of the task in the group."""
-    dead: dict[str, DeadRow] = field(default_factory=dict)
+    dead: Mapping[str, DeadRow] = field(default_factory=lambda: _EMPTY)
     """Group → the task's dead letter."""
     has_body: bool = True
     is_new: bool = False
     """Whether the backup lacks the task."""
-    holders: dict[str, str] = field(default_factory=dict)
+    holders: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     """Group → the last consumer of the task."""
-    let_go: set[str] = field(default_factory=set)
+    let_go: frozenset[str] = frozenset()
     """Deleted groups that have released the task."""
+
+    def forget(self, group: str) -> None:
+        """Remove the progress and the dead letter of the group."""
+        if group in self.progress:
+            self.progress = {name: row for name, row in self.progress.items() if name != group}
+        if group in self.dead:
+            self.dead = {name: row for name, row in self.dead.items() if name != group}
 
 
 def is_done(row: ProgressRow | None) -> bool:

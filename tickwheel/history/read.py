@@ -18,19 +18,20 @@ from __future__ import annotations
 import base64
 import contextlib
 import heapq
-import json
 import os
 import re
 import signal
 import sys
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from json import dumps, loads
+from operator import itemgetter, lt
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
@@ -554,6 +555,8 @@ STEP_BACK_MS = 60_000
 """An event that is older than its predecessor by more than these milliseconds shows that the clock
 was set back."""
 HEAD_LINES = 200
+SPOOLED_AT_ONCE = 500
+"""Events that are taken from a spool at once."""
 
 
 class Start(NamedTuple):
@@ -612,12 +615,16 @@ class Replay:
 
     def events(self) -> Iterator[Event]:
         """Yield every event once, by epoch and number."""
+        return chain.from_iterable(self.blocks())
+
+    def blocks(self) -> Iterator[list[Event]]:
+        """Yield the events as ``events`` does, many at once. A list is of one epoch."""
         with ExitStack() as stack:
             # Open spools before segments, so that no event that a writer moves is missed.
             spools = [Spools(folder, self._shard, stack) for folder in self._folders]
-            yield from self._events(spools)
+            yield from self._blocks(spools)
 
-    def _events(self, opened: list[Spools]) -> Iterator[Event]:
+    def _blocks(self, opened: list[Spools]) -> Iterator[list[Event]]:
         start = self._start
         by_epoch: dict[int, list[Segment]] = {}
         for folder in self._folders:
@@ -633,14 +640,14 @@ class Replay:
             for epoch, end in of_folder.last_seqs().items():
                 self._ends[epoch] = max(end, self._ends.get(epoch, 0))
         for epoch in sorted(by_epoch.keys() | spools.keys()):
-            events = self._counted(
+            blocks = self._counted(
                 epoch, self._epoch(epoch, by_epoch.get(epoch, []), spools.get(epoch, []))
             )
             if start is not None and epoch <= start.epoch:
-                events = self._skip_backed_up(start, epoch, events)
-            for event in events:
-                self._note_event(event)
-                yield event
+                blocks = self._skip_backed_up(start, epoch, blocks)
+            for block in blocks:
+                self._note_events(block)
+                yield block
 
     def _counts(self, segment: Segment) -> bool:
         """Return whether, judging by its name, a segment may contain events that the backup lacks.
@@ -650,97 +657,136 @@ class Replay:
             return True
         return segment.hour_ms + HOUR_MS > start.since_ms
 
-    def _counted(self, epoch: int, events: Iterator[Event]) -> Iterator[Event]:
+    def _counted(self, epoch: int, blocks: Iterator[list[Event]]) -> Iterator[list[Event]]:
         """Yield each event of an epoch once, and count missing numbers."""
         start = self._start
         is_cut = epoch <= start.epoch if start is not None else self._last_position == (0, 0)
         last = None if is_cut else 0
-        for event in events:
-            seq = event["seq"]
-            if last is not None:
-                if seq <= last:
-                    continue
-                self.findings.missing_events += seq - last - 1
-            last = seq
-            self._last_position = epoch, seq
-            yield event
+        for block in blocks:
+            seqs = [event["seq"] for event in block]
+            if last is None:
+                last = seqs[0] - 1
+            if seqs[0] <= last or not _are_rising(seqs):
+                block = _without_repeated(block, last)
+                seqs = [event["seq"] for event in block]
+            if block:
+                self.findings.missing_events += seqs[-1] - last - len(seqs)
+                last = seqs[-1]
+                self._last_position = epoch, last
+                yield block
 
-    def _skip_backed_up(self, start: Start, epoch: int, events: Iterator[Event]) -> Iterator[Event]:
+    def _skip_backed_up(
+        self, start: Start, epoch: int, blocks: Iterator[list[Event]]
+    ) -> Iterator[list[Event]]:
         """Yield the events that the backup may lack, of an epoch up to the backup's."""
         newest_ms = 0
-        for event in events:
-            time_ms = event["time_ms"]
-            is_first = event["seq"] == 1 and event.get("event") == "started"
-            if epoch == start.epoch:
-                self._reaches_back |= is_first or time_ms <= self._backup_ms
-            if not start.is_backed_up(event) or time_ms < newest_ms - STEP_BACK_MS:
-                yield event
-                break
-            newest_ms = max(newest_ms, time_ms)
-            self._note_times(event)
-        yield from events
+        for block in blocks:
+            for index, event in enumerate(block):
+                time_ms = event["time_ms"]
+                is_first = event["seq"] == 1 and event.get("event") == "started"
+                if epoch == start.epoch:
+                    self._reaches_back |= is_first or time_ms <= self._backup_ms
+                if not start.is_backed_up(event) or time_ms < newest_ms - STEP_BACK_MS:
+                    self._note_times(block[:index])
+                    yield block[index:]
+                    yield from blocks
+                    return
+                newest_ms = max(newest_ms, time_ms)
+            self._note_times(block)
 
-    def _note_times(self, event: Event) -> None:
-        findings = self.findings
-        time_ms = event["time_ms"]
+    def _note_times(self, block: list[Event]) -> None:
+        if not block:
+            return
+        findings, last = self.findings, block[-1]
+        times_ms = [event["time_ms"] for event in block]
         first_ms, last_ms = findings.first_event_ms, findings.last_event_ms
-        findings.first_event_ms = time_ms if first_ms is None else min(first_ms, time_ms)
-        findings.last_event_ms = time_ms if last_ms is None else max(last_ms, time_ms)
-        findings.clean_stop = event.get("event") == "stopped" and event.get("clean") is True
+        findings.first_event_ms = min(times_ms if first_ms is None else [first_ms, *times_ms])
+        findings.last_event_ms = max(times_ms if last_ms is None else [last_ms, *times_ms])
+        findings.clean_stop = last.get("event") == "stopped" and last.get("clean") is True
 
-    def _note_event(self, event: Event) -> None:
+    def _note_events(self, block: list[Event]) -> None:
         findings = self.findings
-        time_ms = event["time_ms"]
-        findings.events += 1
-        self._note_times(event)
-        if event.get("event") == "started" and time_ms > self._backup_ms:
-            findings.crashes += event.get("clean") is False
-        if event.get("event") == "dropped":
-            findings.drops += 1
-            count = event.get("count")
-            findings.dropped_events += count if type(count) is int else 0
+        findings.events += len(block)
+        self._note_times(block)
+        for event in block:
+            kind = event.get("event")
+            if kind == "started" and event["time_ms"] > self._backup_ms:
+                findings.crashes += event.get("clean") is False
+            elif kind == "dropped":
+                findings.drops += 1
+                count = event.get("count")
+                findings.dropped_events += count if type(count) is int else 0
 
     # --- one epoch -----------------------------------------------------------------------------
 
     def _epoch(
         self, epoch: int, files: list[Segment], spooled: list[Iterator[Event]]
-    ) -> Iterator[Event]:
+    ) -> Iterator[list[Event]]:
         """Yield the events of one epoch by number, merging its files."""
         heads: list[_Head] = []
         for index, segment in enumerate(files):
-            first = next(self._numbered(segment, Tally()), None)
+            first = next(chain.from_iterable(self._numbered(segment, Tally())), None)
             if first is not None:
                 heads.append(_Head(first["seq"], index, segment, first))
         heads.sort(key=lambda head: head[:2])
         if self._start is not None and epoch <= self._start.epoch:
             heads = _from_start(heads, self._start)
         entries = [head[:3] for head in reversed(heads)]
-        heap: list[tuple[int, int, Event, Iterator[Event]]] = []
+        heap: list[tuple[int, int, list[Event], Iterator[list[Event]]]] = []
 
-        def push(index: int, events: Iterator[Event]) -> None:
-            event = next(events, None)
-            if event is not None:
-                heapq.heappush(heap, (event["seq"], index, event, events))
+        def push(index: int, blocks: Iterator[list[Event]]) -> None:
+            block = next(blocks, None)
+            if block is not None:
+                heapq.heappush(heap, (block[0]["seq"], index, block, blocks))
 
         for number, events in enumerate(spooled, len(files)):
-            push(number, events)
+            push(number, _in_blocks(events))
         while entries or heap:
             if entries and (not heap or entries[-1][0] <= heap[0][0]):
                 _, index, segment = entries.pop()
                 push(index, self._numbered(segment, self.findings.tally, self._needles))
                 continue
-            _, index, event, events = heapq.heappop(heap)
-            yield event
-            push(index, events)
+            _, index, block, blocks = heapq.heappop(heap)
+            # Events up to this number precede those of all other files.
+            others = [entry[0] for entry in entries[-1:]] + [head[0] for head in heap[:1]]
+            if others and block[-1]["seq"] > min(others):
+                size = max(1, bisect_right(block, min(others), key=itemgetter("seq")))
+                blocks = chain([block[size:]], blocks)
+                block = block[:size]
+            yield block
+            push(index, blocks)
 
     def _numbered(
         self, segment: Segment, tally: Tally, needles: Sequence[bytes] = ()
-    ) -> Iterator[Event]:
-        for event in segments.events(segment.path, tally, needles):
-            if type(event.get("seq")) is int:
-                yield event
+    ) -> Iterator[list[Event]]:
+        """Yield the events of a segment, those of a list with rising numbers."""
+        for block in segments.event_blocks(segment.path, tally, needles):
+            numbered = [event for event in block if type(event.get("seq")) is int]
+            tally.torn += len(block) - len(numbered)
+            if _are_rising([event["seq"] for event in numbered]):
+                if numbered:
+                    yield numbered
             else:
-                tally.torn += 1
+                yield from ([event] for event in numbered)
+
+
+def _are_rising(seqs: list[int]) -> bool:
+    return all(map(lt, seqs, seqs[1:]))
+
+
+def _without_repeated(block: list[Event], last: int) -> list[Event]:
+    """Return the events whose numbers exceed ``last`` and those of all events before them."""
+    kept = []
+    for event in block:
+        if event["seq"] > last:
+            kept.append(event)
+            last = event["seq"]
+    return kept
+
+
+def _in_blocks(events: Iterator[Event]) -> Iterator[list[Event]]:
+    while block := list(islice(events, SPOOLED_AT_ONCE)):
+        yield block
 
 
 class _Head(NamedTuple):
@@ -848,7 +894,7 @@ class Spools:
                     continue
                 seq += len(lines)
                 findings.spool_events += len(lines)
-                yield from map(json.loads, lines)
+                yield from map(segments.decode_json, lines)
 
 
 def _records(fd: int, offset: int, findings: ReplayFindings) -> Iterator[list[object]]:

@@ -17,6 +17,7 @@ or ``error`` with ``code`` and ``message``.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import secrets
@@ -27,7 +28,7 @@ import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
@@ -348,7 +349,21 @@ async def restore(plan: Plan, now_ms: int, watch: Watch = lambda step, done, of:
     await check_empty(plan.into)
     watch("backup", 0, None)
     async with open_backup(plan.backup, _scratch(plan)) as backup:
-        return await _Run(plan, backup, now_ms, watch).run()
+        with _without_collector():
+            return await _Run(plan, backup, now_ms, watch).run()
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Turn off the collector of cyclic garbage, which would look at all events and tasks again and
+    again. They have no cycles."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _scratch(plan: Plan) -> str | None:
@@ -394,26 +409,31 @@ class _Run:
     # --- events --------------------------------------------------------------------------------
 
     async def _take_events(self) -> None:
-        fold, since_epoch = self._fold, self._backup.since_epoch
+        fold, backup = self._fold, self._backup
         epochs: set[int] = set()
-        replayed = self._replay.events()
-        while part := list(islice(replayed, EVENTS_AT_ONCE)):
-            events = [
-                event
-                for event in part
-                if event.get("epoch", since_epoch) >= since_epoch and self._branch.includes(event)
-            ]
+        for block in self._replay.blocks():
+            found = {event.get("epoch", backup.since_epoch) for event in block}
+            events = block
+            if not self._branch.includes_all(found) or min(found) < backup.since_epoch:
+                events = [event for event in block if self._is_ours(event)]
             epochs.update(event["epoch"] for event in events if "epoch" in event)
             self._watch("events", self._replay.findings.events, self._replay.expected())
-            await self._load_tasks(events)
-            for event in events:
-                fold.apply(event, is_old=event["time_ms"] <= self._backup.position_ms)
+            for first in range(0, len(events), EVENTS_AT_ONCE):
+                part = events[first : first + EVENTS_AT_ONCE]
+                await self._load_tasks(part)
+                for event in part:
+                    fold.apply(event, is_old=event["time_ms"] <= backup.position_ms)
         start = self._backup.start
         if start is not None and max(epochs, default=0) > start.epoch:
             epochs.add(start.epoch)
         self._report.missing_epochs = self._branch.missing(epochs)
         self._report.branches = self._branch.notes
         self._report_events()
+
+    def _is_ours(self, event: Event) -> bool:
+        """Return whether the event is of this shard's tasks and of the restored branch."""
+        since_epoch = self._backup.since_epoch
+        return event.get("epoch", since_epoch) >= since_epoch and self._branch.includes(event)
 
     async def _load_tasks(self, events: list[Event]) -> None:
         """Load the tasks of these events from the backup."""
@@ -645,6 +665,8 @@ async def _as_async(tasks: Iterator[StoredTask]) -> AsyncIterator[StoredTask]:
 
 def _with_released(task: StoredTask) -> StoredTask:
     """Return the task with all deliveries released, because no consumer has it any longer."""
+    if not task.progress:
+        return task
     released = {ProgressState.IN_FLIGHT: ProgressState.RELEASED}
     rows = (row._replace(state=released.get(row.state, row.state)) for row in task.progress)
     return task._replace(progress=tuple(rows))

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import json
 import os
 import re
@@ -33,8 +34,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from tickwheel.disk import Use, measure
 
@@ -43,6 +45,7 @@ DAY_MS = 24 * HOUR_MS
 LINE_BYTES_MAX = 1 << 30
 """Maximum bytes of a line. It equals the limit for a batch in the spool, because ``body_bytes_max``
 has no upper limit. It bounds memory for damaged files without line feeds."""
+BLOCK_BYTES = 1 << 20
 STATE = "_state"
 OPEN_SUFFIX, SEALED_SUFFIX = ".jsonl", ".jsonl.gz"
 PARTIAL_PREFIX = ".tmp-"
@@ -209,58 +212,96 @@ def _in_folder(folder: Path, hour_ms: int) -> list[Segment]:
 # --- lines -----------------------------------------------------------------------------------
 
 
-def open_segment(path: Path) -> BinaryIO:
+def open_segment(path: Path) -> io.BufferedIOBase:
     """Open a segment to read its lines. Raise FileNotFoundError."""
     if path.suffix == ".gz":
-        return gzip.open(path, "rb")  # type: ignore[return-value]  # it has all methods that are used
+        return gzip.GzipFile(path, "rb")
     return path.open("rb")
 
 
 def raw_lines(path: Path, tally: Tally) -> Iterator[bytes]:
-    """Yield the complete lines of a segment, even if it is sealed before it is opened."""
+    """Yield the complete lines of a segment, without their ends, even if it is sealed before it is
+    opened."""
+    return chain.from_iterable(_blocks(path, tally))
+
+
+def _blocks(path: Path, tally: Tally) -> Iterator[list[bytes]]:
+    """Yield the complete lines of a segment, at most about ``BLOCK_BYTES`` at once."""
     try:
         file = open_segment(path)
     except FileNotFoundError:
         try:
-            path = path.with_name(path.name + ".gz")
-            file = open_segment(path)
+            file = open_segment(path.with_name(path.name + ".gz"))
         except FileNotFoundError:
             tally.unreadable += 1
             return
+    begun: list[bytes] = []
+    """The parts of the next line."""
     with file:
         try:
-            while line := file.readline(LINE_BYTES_MAX):
-                if line.endswith(b"\n"):
-                    yield line
-                else:
-                    tally.torn += 1
+            while block := file.read1(BLOCK_BYTES):
+                complete, end, rest = block.rpartition(b"\n")
+                if not end:
+                    begun.append(rest)
+                    if sum(map(len, begun)) > LINE_BYTES_MAX:
+                        begun = []
+                    continue
+                yield b"".join((*begun, complete)).split(b"\n")
+                begun = [rest] if rest else []
         except (EOFError, zlib.error, gzip.BadGzipFile, OSError):
             tally.unreadable += 1
+            return
+    tally.torn += bool(begun)
+
+
+def _choose_decoder() -> Callable[[bytes | str], Any]:
+    """Return a decoder of JSON: 0.5 µs a line, or 2.6 µs without the extras http and typed."""
+    try:
+        from msgspec.json import decode
+    except ImportError:
+        return json.loads
+    return decode
+
+
+decode_json = _choose_decoder()
 
 
 def parse_line(line: bytes, tally: Tally) -> Event | None:
     """Return the event in a line, or None if the line is invalid."""
     try:
-        event = json.loads(line)
+        event = decode_json(line)
     except (ValueError, RecursionError):
-        event = None
+        event = _decode_unusual(line)
     if type(event) is not dict or type(event.get("time_ms")) is not int:
         tally.torn += 1
         return None
     return event
 
 
+def _decode_unusual(line: bytes) -> Any:
+    """Return the value of JSON that ``json`` alone accepts, such as half a surrogate pair; None: of
+    no JSON."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
 def events(path: Path, tally: Tally, needles: Iterable[bytes] = ()) -> Iterator[Event]:
     """Yield the events of one file, in order. ``needles``: parse only lines that contain one of
     these texts, which is many times faster."""
+    return chain.from_iterable(event_blocks(path, tally, needles))
+
+
+def event_blocks(path: Path, tally: Tally, needles: Iterable[bytes] = ()) -> Iterator[list[Event]]:
+    """Yield the events of one file as ``events`` does, many at once."""
     needles_tuple = tuple(needles)
-    for line in raw_lines(path, tally):
-        tally.lines += 1
-        if needles_tuple and not any(needle in line for needle in needles_tuple):
-            continue
-        event = parse_line(line, tally)
-        if event is not None:
-            yield event
+    for lines in _blocks(path, tally):
+        tally.lines += len(lines)
+        if needles_tuple:
+            lines = [line for line in lines if any(needle in line for needle in needles_tuple)]
+        parsed = [parse_line(line, tally) for line in lines]
+        yield [event for event in parsed if event is not None]
 
 
 def last_seqs(history_dir: Path, shard: int, epochs: Collection[int]) -> dict[int, int]:

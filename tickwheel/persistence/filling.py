@@ -98,8 +98,10 @@ class Filler:
 
     async def _add_groups(self, task: StoredTask) -> None:
         effects = self._effects
-        effects.progress |= {(row.id, row.group): row for row in task.progress}
-        effects.dead |= {(row.id, row.group): row for row in task.dead}
+        for row in task.progress:
+            effects.progress[row.id, row.group] = row
+        for letter in task.dead:
+            effects.dead[letter.id, letter.group] = letter
         self._bytes += len(task.row.body)
         count = len(effects.enqueued) + len(effects.updated)
         if count >= ROWS_PER_BATCH or self._bytes >= BYTES_PER_BATCH:
