@@ -23,6 +23,7 @@ from simulation.crowd import Crowd
 from simulation.loop import EPOCH_MS, Host, SimLoop, host_here, passes, simulated
 from simulation.network import Network
 from simulation.store import STORE, Line, NodeElection, NodeSiblings, NodeStore, Server
+from tickwheel.persistence.contract import StoreError
 from tickwheel.server import roles
 from tickwheel.server.daemon import Daemon
 from tickwheel.server.settings import Settings
@@ -109,9 +110,13 @@ class Node:
         try:
             # A task of its own: at the end of a run one that hangs in a ``finally`` can be closed.
             await host.spawn(daemon.stop())
-        except Exception as error:
+        except StoreError as error:
             # The store did not take the last batch, or could not be asked: the next start recovers.
             self.world.trace("stop", host, type(error).__name__)
+        except Exception as error:
+            self.world.problems.append(
+                f"the daemon of {self.name} did not stop: {type(error).__name__}: {error}"
+            )
         self.world.trace("stopped", host)
         self.world.net.died(host, silently=False)
         host.kill()

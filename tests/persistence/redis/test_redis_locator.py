@@ -61,7 +61,7 @@ async def test_a_tie_is_decided_for_the_newer_master() -> None:
 
 
 async def test_no_answer_names_all_reasons() -> None:
-    asked = told("refused", SILENT, "knows no master", "refused", connect_ms=20)
+    asked = told("refused", SILENT, "knows no master", "refused", connect_ms=300)
     with pytest.raises(NotConnected, match="s:0: refused; s:1: no answer; s:2: knows.*and 1 more"):
         await asked.named()
 
