@@ -214,6 +214,7 @@ async def test_rows_wait_while_the_table_of_refused_rows_is_full(
     taking: Callable[..., Taking],
     inbox: str,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(taker, "REFUSED_MAX", 2)
     daemon = make_daemon(delay_max_s=7200).start()
@@ -231,6 +232,7 @@ async def test_rows_wait_while_the_table_of_refused_rows_is_full(
         await _come(lambda: keys(client), ["1", "2"])
         assert await application.refused() == [("due_too_far", "far")]
         assert made.taker.refused == 3
+    assert caplog.text.count("the inbox waits") == 1
 
 
 async def test_a_taker_that_died_after_sending_repeats_without_effect(
@@ -582,7 +584,7 @@ def test_a_daemon_with_several_shards_has_no_inbox() -> None:
     [
         TimeoutError(),
         ConnectionResetError(),
-        asyncpg.ConnectionDoesNotExistError(),
+        asyncpg.ConnectionDoesNotExistError("connection was closed"),
         asyncpg.InternalClientError("got result for unknown protocol state 13"),
     ],
 )

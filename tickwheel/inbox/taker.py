@@ -123,7 +123,7 @@ class Taker:
             except TickwheelError as error:
                 if isinstance(error, (Conflict, Unauthorized, TlsFailed, BadRequest)):
                     raise
-                self._report(f"{error.code}: {error.message}")
+                self._report(_text(error))
             finally:
                 self.leads = False
                 await self._inbox.close()
@@ -264,13 +264,15 @@ class Taker:
             self._number = batch.number
 
     async def _refuse(self, row: Row, error: TickwheelError) -> None:
-        if self._refusals_left <= 0:
+        while self._refusals_left <= 0:
             self._refusals_left = REFUSED_MAX - await self._inbox.count_refused()
-        if self._refusals_left <= 0:
-            raise InboxTrouble(
-                f"{self._inbox.label}: {REFUSED_MAX} refused rows are stored, which is the maximum;"
-                " examine and delete them"
-            )
+            if self._refusals_left <= 0:
+                await self._pause(
+                    f"{self._inbox.label}: {REFUSED_MAX} refused rows are stored, which is the"
+                    " maximum; examine and delete them",
+                    TIDY_S,
+                )
+        self._report(None)
         LOGGER.warning("row %d was refused: %s: %s", row.id, error.code, error.message)
         await self._inbox.refuse(row, error.code, error.message)
         self._refusals_left -= 1
@@ -296,7 +298,7 @@ class Taker:
                     _check_refusal(error)
                 self._report(None)
                 return [row for row, _ in errors], errors[0][1] if errors else None
-            await self._pause(temporary)
+            await self._pause(_text(temporary))
             is_certain = all(isinstance(error, (Overloaded, *REFUSALS)) for _, error in errors)
             if is_certain and len(batch.rows) > 1:
                 return [row for row, _ in errors], None  # there may be room for some of them
@@ -322,14 +324,14 @@ class Taker:
                     raise end
             rows = again
             if temporary is not None:
-                await self._pause(temporary)
+                await self._pause(_text(temporary))
         self._report(None)
         return []
 
-    async def _pause(self, error: TickwheelError) -> None:
+    async def _pause(self, trouble: str, wait_s: float = AGAIN_S) -> None:
         """Wait before a request is repeated. Raise InboxTrouble if this process stops."""
-        self._report(f"{error.code}: {error.message}")
-        await self._wait(AGAIN_S)
+        self._report(trouble)
+        await self._wait(wait_s)
         if self._stopping.is_set():
             raise InboxTrouble("this process stops")
 
@@ -347,6 +349,10 @@ class Taker:
         finally:
             stop.cancel()
             task.cancel()
+
+
+def _text(error: TickwheelError) -> str:
+    return f"{error.code}: {error.message}"
 
 
 def _check_refusal(error: TickwheelError) -> None:
