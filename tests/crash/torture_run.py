@@ -61,6 +61,9 @@ LEFT_SHOWN = 5
 SETTLED_S = 300.0
 """Seconds after which an unanswered request will never be answered."""
 SHOWN_WITHIN_S = 60.0
+ENDED_S = 20.0
+"""Seconds after which nobody starts a daemon again that has ended."""
+LOG_SHOWN = 2_000
 LOOK_S = 0.05
 TTL_AGAIN_MS = 60_000
 """The time to live of a dead letter that had used its own up, from its requeue on."""
@@ -465,6 +468,7 @@ class Run:
             if self._has(WATCH):
                 self.havoc.others.append(Watch(self.plan, self._fair, self.options.watch_s))
             await self.havoc.run()
+            watching = everybody.create_task(self._fail_without_daemons())
             await self._shown()
             self.plan.producing = False
             await self._settled(producers)
@@ -478,7 +482,18 @@ class Run:
                 await self._groups.end()
             if self._has(NETWORK):
                 await self._frozen.end()
+            watching.cancel()
         await self._look_at_what_is_left()
+
+    async def _fail_without_daemons(self) -> None:
+        """Raise AssertionError when all daemons have ended by themselves after the last kill. Their
+        clients would wait for them for ever."""
+        seen_s = time.monotonic()
+        while time.monotonic() < seen_s + ENDED_S:
+            if any(daemon.alive for daemon in self.daemons):
+                seen_s = time.monotonic()
+            await rest(LOOK_S)
+        raise AssertionError(f"all daemons ended: {self.daemons[0].log_text()[-LOG_SHOWN:]}")
 
     async def _shown(self) -> None:
         """On a busy machine little may have come between two kills: there is time now."""
