@@ -14,7 +14,7 @@ from support.shard_rig import Peer
 from support.shards import Shards, alone, key_in
 from tickwheel import Client, Task, errors
 from tickwheel.api.frames import FrameType as T
-from tickwheel.api.verb import Routing, Verb
+from tickwheel.api.verb import Home, Routing, Verb
 from tickwheel.api.verbs import VERBS
 from tickwheel.gateway import GatewayClient
 from tickwheel.model.values import shard_of
@@ -205,6 +205,7 @@ def test_each_creating_verb_declares_its_home_shard() -> None:
         assert said is not None
         fields = VERBS[name].fields if request is None else [f.name for f in request.fields()]
         assert said.name in fields, name
+        assert said.home is not Home.NAME or "conflict" in VERBS[name].errors, name
 
 
 @pytest.mark.parametrize("race", [item for some in RACES.values() for item in some])

@@ -251,7 +251,8 @@ def _on_one(name: str, word: str, summary: str, text: str, method: str, **option
 VERBS: Final = (
     Verb("put_schedule", NewSchedule, ScheduleInfo, _OPERATE, "Create or change a schedule",
          "", FrameType.SCHEDULE_PUT, path=f"PUT {_PATH}", tag=_TAG, status=201,
-         audit=Audit.ALWAYS, changes=True, command="schedule put NAME", routing=Routing.BASIS,
+         errors=("conflict",), audit=Audit.ALWAYS, changes=True, command="schedule put NAME",
+         routing=Routing.BASIS,
          unique=Unique("name", Home.NAME)),
     Verb("claim_schedule", ClaimName, NameClaimed, _OPERATE,
          "Claim the name of a schedule among several shards",

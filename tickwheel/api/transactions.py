@@ -102,7 +102,7 @@ VERBS: Final[tuple[Any, ...]] = (
          "Store half tasks of a transaction", frame=FrameType.PREPARE, changes=True,
          fields="transaction: str, group: str, part: int, array of task, options: map "
                 "{`from`: `enqueue` or `commit`, `claim`: int} or nil",
-         result="[accepted_ms, empty array]", routing=Routing.BASIS,
+         result="[accepted_ms, empty array]", errors=("conflict",), routing=Routing.BASIS,
          unique=Unique("transaction", Home.NAME)),
     Verb("claim_transaction", ClaimName, NameClaimed, _PRODUCE,
          "Claim the name of a transaction among several shards",
