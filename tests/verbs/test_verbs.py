@@ -66,9 +66,12 @@ NOT_ASKED = {
     ("run_schedule", "store_full"),
     ("backfill_schedule", "store_full"),
     ("test_push", "conflict"),
+    ("put_schedule", "conflict"),
+    ("prepare", "conflict"),
 }
-"""Errors that no values lead to: tests/crash/test_disk.py fills the disk, and
-tests/server/shard/test_targets.py has a daemon without a process that sends."""
+"""Errors that no values lead to: tests/crash/test_disk.py fills the disk, tests/server/shard/
+test_targets.py has a daemon without a process that sends, and tests/client/test_shards_names.py has
+several shards."""
 VOLATILE = frozenset(("uptime_s", "memory_bytes", "disk_used", "disk_free_bytes", "connections"))
 """Fields of which nobody can say what they are a moment later."""
 _PREFIX = re.compile(r"s\d+\.")
