@@ -644,7 +644,7 @@ class Fold:
 
 
 _EMPTY: Final[dict[str, Any]] = {}
-"""Of all tasks without progress, letters or consumers; most have none."""
+"""The maps of all tasks without progress, letters or consumers, which are most tasks."""
 
 
 @dataclass(slots=True, eq=False)
