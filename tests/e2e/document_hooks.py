@@ -86,8 +86,10 @@ def after_call(context: Any, case: Any, response: Any) -> None:
 
 
 def _make_ours(case: Any) -> None:
-    if case.path_parameters and "topic" in case.path_parameters:
-        case.path_parameters["topic"] = OURS
+    path = case.path_parameters or {}
+    # A changed path is judged again, by its escaped values, which do not fit the document.
+    if "topic" in path and not any("%" in str(path[name]) for name in path if name != "topic"):
+        path["topic"] = OURS
     body = case.body if isinstance(case.body, dict) else {}
     for row in (body, *(body.get("tasks") or ())):
         if isinstance(row, dict) and "topic" in row:
