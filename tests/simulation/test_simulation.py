@@ -24,9 +24,9 @@ from simulation.nodes import WISHED
 from simulation.whole import FAULTS as WHOLE_FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = [40, pytest.param(1_000, marks=pytest.mark.slow)]
-NODE_SEEDS = [20, pytest.param(2_000, marks=pytest.mark.slow)]
-WHOLE_SEEDS = [8, pytest.param(40, marks=pytest.mark.slow)]
+SEEDS = [80, pytest.param(1_000, marks=pytest.mark.slow)]
+NODE_SEEDS = [40, pytest.param(2_000, marks=pytest.mark.slow)]
+WHOLE_SEEDS = [15, pytest.param(40, marks=pytest.mark.slow)]
 """200 in `make test`, which see every fault, and each kind of event that is asked for; so many in
 `make test-full` that a seeded bug which one run of two hundred finds is not missed."""
 TIMEOUT_S = 1_500
