@@ -227,13 +227,6 @@ class Branch:
         time_ms = event["time_ms"]
         return epoch in self._by_epoch and time_ms <= self._untils.get(epoch, time_ms)
 
-    def includes_all(self, epochs: Collection[object]) -> bool:
-        """Return whether every event of these epochs certainly belongs to this branch."""
-        return all(
-            epoch not in self._marks or (epoch in self._by_epoch and epoch not in self._untils)
-            for epoch in epochs
-        )
-
     def missing(self, epochs: Collection[int]) -> int:
         """Return the number of epochs between the given ones that may exist and have no events."""
         missing = 0

@@ -412,10 +412,7 @@ class _Run:
         fold, backup = self._fold, self._backup
         epochs: set[int] = set()
         for block in self._replay.blocks():
-            found = {event.get("epoch", backup.since_epoch) for event in block}
-            events = block
-            if not self._branch.includes_all(found) or min(found) < backup.since_epoch:
-                events = [event for event in block if self._is_ours(event)]
+            events = [event for event in block if self._is_ours(event)]
             epochs.update(event["epoch"] for event in events if "epoch" in event)
             self._watch("events", self._replay.findings.events, self._replay.expected())
             for first in range(0, len(events), EVENTS_AT_ONCE):

@@ -237,17 +237,20 @@ def _blocks(path: Path, tally: Tally) -> Iterator[list[bytes]]:
             return
     begun: list[bytes] = []
     """The parts of the next line."""
+    begun_bytes = 0
     with file:
         try:
             while block := file.read1(BLOCK_BYTES):
                 complete, end, rest = block.rpartition(b"\n")
                 if not end:
                     begun.append(rest)
-                    if sum(map(len, begun)) > LINE_BYTES_MAX:
-                        begun = []
+                    begun_bytes += len(rest)
+                    if begun_bytes > LINE_BYTES_MAX:
+                        begun, begun_bytes = [], 0
+                        tally.torn += 1
                     continue
                 yield b"".join((*begun, complete)).split(b"\n")
-                begun = [rest] if rest else []
+                begun, begun_bytes = [rest] if rest else [], len(rest)
         except (EOFError, zlib.error, gzip.BadGzipFile, OSError):
             tally.unreadable += 1
             return
