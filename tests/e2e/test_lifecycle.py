@@ -41,6 +41,7 @@ def test_a_drain_says_goodbye_and_keeps_leases_for_the_next_start(make_daemon: M
         assert raw.next()[:2] == (T.GOODBYE, "draining")
         assert raw.closed()
     daemon.start()
+    assert daemon.logs(f"epoch={epoch + 1}")
     assert "recovered_after_unclean_stop" not in daemon.log_text()
     with Raw(daemon.port) as raw:
         stats = raw.call(T.STATS)[2]
@@ -63,7 +64,7 @@ def test_leases_end_within_the_grace_after_a_kill(make_daemon: MakeDaemon) -> No
         raw.enqueue(("held", b"later", DAY_MS))
         daemon.kill()
     daemon.start()
-    assert "recovered_after_unclean_stop" in daemon.log_text()
+    assert daemon.logs("recovered_after_unclean_stop")
     with Raw(daemon.port) as raw:
         answer = raw.call(T.PULL, "held", "g", 1, 20_000, {})
         _, _, ((again, second, *_),) = answer[2]

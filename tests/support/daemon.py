@@ -119,6 +119,13 @@ class Daemon:
         """Return the standard output and error of all starts."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
+    def logs(self, text: str, timeout_s: float = STOP_TIMEOUT_S) -> bool:
+        """Return whether the log holds a text in time: it is written beside the event loop."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self.log_text() and time.monotonic() < deadline:
+            time.sleep(_GLANCE_S)
+        return text in self.log_text()
+
     # --- starting and ending ------------------------------------------------------------
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> Self:
