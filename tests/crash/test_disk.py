@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -20,11 +21,13 @@ from crash.shim import Shimmed, frames
 from support.daemon import Daemon
 from support.http_asking import ask
 from support.mounts import may_mount, mount
+from support.postgresql import USER, PostgresServer
 from support.raw import Raw
 from tickwheel.api.frames import FrameType
 from tickwheel.errors import BY_CODE
 
 DISK_BYTES = 16 << 20
+LOG_BYTES = 64 << 20
 FAR_MS = 3_600_000
 TIMEOUT_S = 60.0
 BODY = b"b" * 4_000
@@ -36,6 +39,10 @@ class Disk:
     daemon: Daemon
     starts_when_full = True
     """The reserve, given up, is room enough for a start."""
+    takes_acks = True
+    """Acks and cancels have room when enqueues have not. Otherwise they wait for it."""
+    says = "room"
+    """A word of the reason why the daemon is not ready."""
 
     def fill(self) -> None: ...
 
@@ -59,10 +66,55 @@ class SmallDisk(Disk):
                 filler.write(bytes(4_096))
 
     def free(self) -> None:
-        (self.folder / "filler").unlink()
+        (self.folder / "filler").unlink(missing_ok=True)
 
     def remove(self) -> None:
         subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
+
+
+class PostgresDisk(SmallDisk):
+    """A small file system with a part of PostgreSQL's data."""
+
+    def __init__(self, folder: Path, size_bytes: int) -> None:
+        self.server = PostgresServer()
+        self.folder = self.server.folder / "disk"
+        self.folder.mkdir()
+        assert mount(self.folder, size_bytes)
+        self.daemon = Daemon(folder / "daemon", store=self.server.url(), http=True)
+
+    def remove(self) -> None:
+        self.server.kill()
+        super().remove()
+        self.server.close()
+
+
+class TablesDisk(PostgresDisk):
+    """A small file system with its tables. The write-ahead log is elsewhere."""
+
+    starts_when_full = takes_acks = False
+    says = "No space left on device"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, DISK_BYTES)
+        self.server.own(self.folder)
+        self.server.start().sql(
+            f"CREATE TABLESPACE small LOCATION '{self.folder}'",
+            f"ALTER ROLE {USER} SET default_tablespace = small",
+        )
+
+
+class LogDisk(PostgresDisk):
+    """A small file system with its write-ahead log: PostgreSQL ends when it is full."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, LOG_BYTES)
+        log = self.server.folder / "data" / "pg_wal"
+        shutil.copytree(log, self.folder / "log")
+        shutil.rmtree(log)
+        log.symlink_to(self.folder / "log")
+        for path in (self.folder, *self.folder.rglob("*")):
+            self.server.own(path)
+        self.server.start()
 
 
 class RefusingDisk(Disk):
@@ -85,7 +137,7 @@ class RefusingDisk(Disk):
 
 KINDS: dict[str, Callable[[Path], Any]] = {"refusing": RefusingDisk}
 if may_mount():
-    KINDS["small"] = SmallDisk
+    KINDS |= {"small": SmallDisk, "tables": TablesDisk}
 
 
 @pytest.fixture(params=sorted(KINDS))
@@ -132,13 +184,19 @@ def test_a_full_disk_refuses_tasks_and_keeps_promises(disk: Disk) -> None:
         is_ready, answer = ready(daemon)
         assert not is_ready
         assert answer["status"] == "store_full"
-        assert "room" in answer["reason"]
+        assert disk.says in answer["reason"]
         # Acks and cancels go through, and are durable.
-        for item in deliver[4]:
-            frame = raw.call(FrameType.ACK, "t", "g", deliver[2], [item[0]], [item[1]])
-            assert frame[0] == FrameType.OK and frame[2] is None, frame
-        assert raw.call(FrameType.CANCEL, [first[-1]])[2][0][1] == "cancelled"
-        assert not ready(daemon)[0]
+        asked = [
+            raw.send(FrameType.ACK, "t", "g", deliver[2], [item[0]], [item[1]])
+            for item in deliver[4]
+        ]
+        asked.append(raw.send(FrameType.CANCEL, [first[-1]]))
+        if not disk.takes_acks:
+            disk.free()
+        *acks, cancelled = map(raw.answer, asked)
+        assert all(frame[0] == FrameType.OK and frame[2] is None for frame in acks), acks
+        assert cancelled[2][0][1] == "cancelled"
+        assert not disk.takes_acks or not ready(daemon)[0]
         pending = raw.call(FrameType.STATS)[2]["scheduled"]
     daemon.kill()
     if not disk.starts_when_full:
@@ -173,6 +231,33 @@ def test_a_refused_request_can_be_sent_again(disk: Disk) -> None:
         frame = raw.enqueue(("t", b"again", FAR_MS))
         assert frame[0] == FrameType.OK and frame[1] == number, frame
         assert raw.call(FrameType.LOOKUP, list(frame[2][1]))[2][0]["state"] == "scheduled"
+
+
+@pytest.mark.skipif(not may_mount(), reason="mounting is not allowed here")
+def test_a_full_disk_of_postgresqls_log_loses_nothing(tmp_path: Path) -> None:
+    disk = LogDisk(tmp_path)
+    with contextlib.ExitStack() as stack:
+        stack.callback(disk.remove)
+        stack.callback(disk.daemon.kill)
+        daemon = disk.daemon.start()
+        confirmed = 0
+        with Raw(daemon.port, session=b"s" * 16) as raw:
+            disk.fill()
+            while (frame := raw.enqueue(*[("t", BODY, FAR_MS)] * 20))[0] == FrameType.OK:
+                confirmed += len(frame[2][1])
+            assert frame[2] == "outcome_unknown", frame
+            assert ready(daemon)[1]["status"] == "store_trouble"
+            disk.free()
+            disk.server.restart()
+            wait_ready(daemon)
+            raw.request -= 1  # send it again, with its number
+            confirmed += len(raw.enqueue(*[("t", BODY, FAR_MS)] * 20)[2][1])
+            assert raw.call(FrameType.STATS)[2]["scheduled"] == confirmed
+        assert daemon.terminate() == 0
+        daemon.start()
+        with Raw(daemon.port) as raw:
+            assert raw.call(FrameType.STATS)[2]["scheduled"] == confirmed
+        assert "Traceback" not in daemon.log_text()
 
 
 USED_MOST = 0.9

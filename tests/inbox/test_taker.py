@@ -15,13 +15,15 @@ import pytest
 
 from inbox.conftest import Taking
 from support.daemon import Daemon
+from support.pgbouncer import pooled
+from support.postgresql import USER, PostgresServer
 from support.waiting import LOOK_S, WAIT_S, Patience, comes, soon
 from tickwheel import BadRequest, Client, Conflict, StaleReceipt, Task, Unauthorized, sql, sync
 from tickwheel.client.sql import Command, write
 from tickwheel.client.wire import NumberedClient
 from tickwheel.inbox import contract, open_inbox, taker
 from tickwheel.inbox.contract import Batch, InboxTrouble
-from tickwheel.inbox.postgresql import PostgresInbox
+from tickwheel.inbox.postgresql import SESSION, PostgresInbox
 from tickwheel.inbox.sqlite import SqliteInbox
 from tickwheel.server.settings import load
 
@@ -598,6 +600,20 @@ async def test_a_broken_connection_is_a_trouble_of_the_inbox(
         with pytest.raises(InboxTrouble, match=str(error) or type(error).__name__):
             await inbox.clock_ms()
     await inbox.close()
+
+
+@pytest.mark.parametrize("mode", ["session", "transaction"])
+@pytest.mark.parametrize(
+    ("drops", "reason"), [("", "unsupported startup parameter"), (", ".join(SESSION), "a pooler")]
+)
+async def test_a_pooler_is_refused(
+    server: PostgresServer, database: str, mode: str, drops: str, reason: str
+) -> None:
+    with pooled(server, mode, USER, drops) as port:
+        inbox = PostgresInbox(database.replace(f":{server.port}/", f":{port}/"))
+        with pytest.raises(InboxTrouble, match=reason):
+            await inbox.open()
+        await inbox.close()
 
 
 @pytest.mark.parametrize("url", ["mysql://host/app", "sqlite://app.db", "postgresql://h/d?schema="])

@@ -19,6 +19,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
+from support.pgbouncer import pooled
+from support.postgresql import USER, PostgresServer
 from tickwheel import BadRequest, LimitExceeded, StaleReceipt, Task, sql
 from tickwheel.api.policies import IfPending, Retry
 from tickwheel.client.sql import Command, ack_command, enqueue_command, write
@@ -114,6 +116,24 @@ async def test_psycopg(postgres: PostgresInbox, database: str) -> None:
         connection.rollback()
         assert [type(row) for row in do_all(connection)] == [int] * 4
     await check(postgres)
+
+
+async def test_through_a_pooler(
+    postgres: PostgresInbox, server: PostgresServer, database: str
+) -> None:
+    with pooled(server, "transaction", USER) as port:
+        url = database.replace(f":{server.port}/", f":{port}/")
+        with psycopg.connect(url, prepare_threshold=None) as connection:
+            do_all(connection)
+            connection.rollback()
+            do_all(connection)
+        await check(postgres)
+        link = await asyncpg.connect(url, statement_cache_size=0)
+        async with link.transaction():
+            await do_all_async(link)
+        await link.close()
+    count = "SELECT count(*) FROM tickwheel.inbox_0"
+    assert server.sql(count, db=database.rpartition("/")[2])[0][0] == 8
 
 
 async def test_a_cursor_of_psycopg(postgres: PostgresInbox, database: str) -> None:

@@ -68,17 +68,21 @@ class PostgresServer:
         self.port = free_port()
         self._schemas = 0
         self._process: subprocess.Popen[bytes] | None = None
-        if self._user is not None:
-            owner = pwd.getpwnam(self._user)
-            os.chown(self.folder, owner.pw_uid, owner.pw_gid)
+        self.own(self.folder)
         if following is not None:
             address = ("-h", "127.0.0.1", "-p", str(following.port), "-U", USER)
             self._run("pg_basebackup", *address, "-R", "-X", "stream", "-c", "fast", "--no-sync")
             return
         self._run("initdb", "-U", USER, "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync")
 
+    def own(self, folder: Path) -> None:
+        """Let the server's user own a folder."""
+        if self._user is not None:
+            owner = pwd.getpwnam(self._user)
+            os.chown(folder, owner.pw_uid, owner.pw_gid)
+
     @property
-    def _as_user(self) -> dict[str, Any]:
+    def as_user(self) -> dict[str, Any]:
         if self._user is None:
             return {}
         return {"user": self._user, "group": self._user, "extra_groups": []}
@@ -86,7 +90,7 @@ class PostgresServer:
     def _run(self, name: str, *args: str) -> None:
         command = [str(self._programs / name), "-D", str(self.folder / "data"), *args]
         subprocess.run(
-            command, check=True, capture_output=True, cwd=self.folder, timeout=60, **self._as_user
+            command, check=True, capture_output=True, cwd=self.folder, timeout=60, **self.as_user
         )
 
     @classmethod
@@ -109,7 +113,7 @@ class PostgresServer:
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder,
-                start_new_session=True, **self._as_user,
+                start_new_session=True, **self.as_user,
             )  # fmt: skip
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:  # PostgreSQL has no other way to say that it is there
@@ -152,7 +156,7 @@ class PostgresServer:
             finally:
                 await connection.close()
 
-        return _in_thread(execute)
+        return in_thread(execute)
 
     def lay_out(self, url: str) -> str:
         """Initialise the shard of this URL. Return the URL."""
@@ -162,7 +166,7 @@ class PostgresServer:
             now_ms = int(time.time() * 1000)
             await administration.lay_out(await administration.look(), now_ms, watch_s=0)
 
-        _in_thread(prepare)
+        in_thread(prepare)
         return url
 
     def kill(self) -> None:
@@ -211,7 +215,7 @@ def _is_running(pid: str) -> bool:
     return False
 
 
-def _in_thread(work: Any) -> Any:
+def in_thread(work: Any) -> Any:
     """Run a coroutine function in a thread, because this one may have an event loop."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(lambda: asyncio.run(work())).result()

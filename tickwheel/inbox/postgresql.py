@@ -63,6 +63,11 @@ SESSION: Final[dict[str, str]] = {
     "statement_timeout": "0",
 }
 """Settings of the taker's session, whatever the database's defaults are."""
+_FOREIGN: Final = """
+SELECT string_agg(s.name, ', ') FROM unnest($1::text[], $2::text[]) AS s(name, value)
+WHERE current_setting(s.name) <> s.value
+"""
+"""Returns the settings that a session does not have."""
 _COLUMNS: Final = "id, xid, verb, topic, body, delay_ms, due_ms, options::text AS options, at_ms"
 _VISIBLE: Final = "($5::text IS NULL OR pg_visible_in_snapshot(xid, $5::text::pg_snapshot))"
 _SIDE: Final = f"""
@@ -205,6 +210,12 @@ class PostgresInbox:
         async with _troubles(self.label):
             self._connection = await asyncpg.connect(
                 self._dsn, timeout=CONNECT_S, command_timeout=COMMAND_S, server_settings=SESSION
+            )
+        foreign = await self._value(_FOREIGN, list(SESSION), list(SESSION.values()))
+        if foreign:
+            raise InboxTrouble(
+                f"{self.label}: it is reached through a pooler (PgBouncer?) that does not pass"
+                f" startup parameters on ({foreign}); name PostgreSQL itself"
             )
         await self._value(  # a batch must be durable before it is sent
             "SELECT set_config('synchronous_commit', 'on', false)"

@@ -12,6 +12,7 @@ import pytest
 
 from persistence.postgresql.conftest import Make
 from persistence.store_subject import OWNER
+from support.pgbouncer import pooled
 from support.ports import free_port
 from support.postgresql import PostgresServer
 from support.store_rows import everything, tasks
@@ -23,6 +24,7 @@ from tickwheel.persistence.contract import (
     StoreUnusable,
 )
 from tickwheel.persistence.postgresql import PostgresStore, opening, options_from, writer
+from tickwheel.persistence.postgresql.driver import LOOKUPS, SETTINGS
 
 
 async def refused(url: str, match: str, kind: type[StoreUnusable] = StoreUnusable) -> None:
@@ -82,6 +84,26 @@ class TestRefusals:
     ) -> None:
         await refused(shared_postgres.url(db="nowhere"), 'database "nowhere" does not exist')
         await refused(shared_postgres.url(user="nobody"), 'role "nobody" does not exist')
+
+    @pytest.mark.parametrize("mode", ["session", "transaction"])
+    @pytest.mark.parametrize("drops", [False, True])
+    async def test_a_pooler(
+        self, shared_postgres: PostgresServer, role: str, mode: str, drops: bool
+    ) -> None:
+        """``drops``: it drops the settings of a session instead of refusing it. The role has the
+        schema's name as its own setting, as if only the schema had come through."""
+        schema = shared_postgres.new_schema()
+        shared_postgres.sql(
+            f"CREATE SCHEMA {schema} AUTHORIZATION {role}",
+            f"ALTER ROLE {role} SET search_path = {schema}",
+        )
+        url = shared_postgres.url(schema=schema, user=role)
+        ignored = (
+            ", ".join([*SETTINGS, *LOOKUPS, "search_path", "synchronous_commit"]) if drops else ""
+        )
+        with pooled(shared_postgres, mode, role, ignored) as port:
+            pooled_url = url.replace(f":{shared_postgres.port}/", f":{port}/")
+            await refused(pooled_url, "reached through a pooler")
 
     async def test_a_role_without_privileges(
         self, shared_postgres: PostgresServer, role: str

@@ -140,7 +140,7 @@ def is_table_dropped(error: Exception) -> bool:
 
 # --- the connection ------------------------------------------------------------------------------
 
-_SETTINGS = {
+SETTINGS = {
     "application_name": "tickwheel",
     "statement_timeout": "0",
     "lock_timeout": "0",
@@ -152,12 +152,16 @@ _SETTINGS = {
     "jit": "off",
 }
 _SESSION = """
-SELECT current_setting('search_path'),
+SELECT ARRAY(
+        SELECT s.name FROM unnest($1::text[], $2::text[]) AS s(name, value)
+        WHERE current_setting(s.name) <> s.value
+    ),
     CASE WHEN current_setting('server_version_num')::int >= 170000
         THEN set_config('transaction_timeout', '0', false) END,
     host(inet_server_addr()), inet_server_port()
 """
-"""Reads a startup parameter and the server's address, and sets what older releases do not have."""
+"""Returns the settings that the session does not have, and the server's address; sets what older
+releases lack."""
 LOOKUPS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
 """For sessions that find rows by index: PostgreSQL has no statistics of a table that is new."""
 _POOLED = (
@@ -173,7 +177,7 @@ class Link:
         """``planner``: further settings of the session, such as ``LOOKUPS``."""
         self._options = options
         self._settings = {
-            **_SETTINGS,
+            **SETTINGS,
             "search_path": options.schema,
             "synchronous_commit": options.synchronous_commit,
             **(planner or {}),
@@ -210,15 +214,16 @@ class Link:
             raise NotConnected(f"{options.name}: {reason}") from error
         self._connection = connection
         self.connections += 1
-        ((path, _, host, port),) = await self.fetch(_SESSION)
+        names, values = list(self._settings), list(self._settings.values())
+        ((foreign, _, host, port),) = await self.fetch(_SESSION, names, values)
         address, _, others = options.address.partition(",")
         if others and host:
             address = f"{host}:{port}"
         self.server_changes += self.address not in ("", address)
         self.address = address
-        if path != options.schema:
+        if foreign:
             await self.close()
-            raise unusable(options.name, _POOLED)
+            raise unusable(options.name, f"{_POOLED} ({', '.join(foreign)})")
         return connection
 
     async def fetch(
