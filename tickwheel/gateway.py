@@ -54,7 +54,6 @@ from tickwheel.errors import (
     Unreachable,
     from_wire,
 )
-from tickwheel.model.records import DEFAULT_GROUP
 from tickwheel.model.values import INTEGER_MAX, SHARD_BITS
 from tickwheel.server import checks
 from tickwheel.server.access.logins import LINK_PREFIX
@@ -232,7 +231,7 @@ class AllShardsExchange(Exchange):
     def pull(self, request: DeliveryRequest, wait_ms: int, render: RenderPull) -> Answer:
         checks.integer(request.limit, "max", 1, self.limits.pull_max)
         topic = checks.name(request.topic, "topic")
-        group = checks.name(request.group or DEFAULT_GROUP, "group")
+        group = checks.group_name(request.group)
         options = {key: value for key, value in request.options.items() if value is not None}
         lease_s = (options.get("lease_ms") or self.settings.lease_default_s * 1000) / 1000
 
@@ -278,7 +277,7 @@ class AllShardsExchange(Exchange):
         is_broadcast = bool(options.get("broadcast"))
         stream_options = _StreamOptions(
             checks.name(request.topic, "topic"),
-            "" if is_broadcast else checks.name(request.group or DEFAULT_GROUP, "group"),
+            "" if is_broadcast else checks.group_name(request.group),
             options.get("lease_ms"), ack=options["ack"], broadcast=is_broadcast, options=options,
         )  # fmt: skip
         subscribed = self._new_answer()
