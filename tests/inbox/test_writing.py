@@ -19,6 +19,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
+from server.http.rig import HttpRig
+from support.odd_values import places, put
 from support.pgbouncer import pooled
 from support.postgresql import USER, PostgresServer
 from tickwheel import BadRequest, LimitExceeded, StaleReceipt, Task, sql
@@ -271,7 +273,23 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"options": {"properties": {"a": {}}}}, "properties must be a map"),
     ({"options": {"properties": {str(n): 1 for n in range(65)}}}, "has 65; the limit is 64"),
     ({"options": {"properties": {"a": "x" * 4097}}}, "a property has 4097 bytes; the limit is"),
-    ({"options": {"retry": 5}}, "retry must be a word or a map"),
+    ({"options": {"properties": {"a": 2**63}}}, "without integers of more than 64 bits"),
+    ({"options": {"retry": 5}}, "retry must be the name of a policy or a map, not '5'"),
+    ({"options": {"retry": "fixed:delay=5s"}}, "retry must be the name of a policy or a map"),
+    (
+        {"options": {"retry": {"kind": "slow"}}},
+        "kind must be one of exponential, fixed, none, table",
+    ),
+    ({"options": {"retry": {"kind": "table"}}}, "retry.delays_ms must be 1 to 1024 numbers, each"),
+    ({"options": {"retry": {"kind": "none", "retries": 1}}}, "retry: none has no option 'retries'"),
+    (
+        {"options": {"key": "k", "if_pending": "maybe"}},
+        "if_pending must be one of add, keep, replace",
+    ),
+    (
+        {"options": {"key": "k", "if_pending": {"action": "keep", "due": "new"}}},
+        "has no option 'due'",
+    ),
     ({"options": {"if_pending": "keep"}}, "if_pending needs a key"),
     ({"options": {"order_key": "a", "retry": "r"}}, "either order_key or retry"),
     ({"options": {"order_key": "a", "shard_by": "b"}}, "shard_by and order_key must be equal"),
@@ -296,6 +314,48 @@ async def test_sql_refuses_what_the_daemon_would(postgres: PostgresInbox, databa
         assert isinstance(caught.value, LimitExceeded) == is_limit, message
     await connection.close()
     assert await postgres.read() == []
+
+
+BASES: tuple[dict[str, Any], ...] = (
+    {
+        "key": "k", "tag": "g", "priority": 1, "properties": {"n": 5, "r": 1.5, "s": "x"},
+        "ttl_ms": 5_000, "within_ms": 5,
+        "retry": {"kind": "exponential", "base_ms": 5, "factor": 2.0, "cap_ms": 9, "retries": 3},
+        "if_pending": {"action": "replace", "window_ms": 5, "due": "later", "max_wait_ms": 9},
+    },
+    {"order_key": "o", "shard_by": "o", "encoding": "json"},
+    {"trace": f"00-{'1' * 32}-{'2' * 16}-01"},
+    {"retry": {"kind": "table", "delays_ms": [1, 2]}, "delay_level": 1},
+    {"retry": {"kind": "fixed", "delay_ms": 5, "jitter": 0.5}},
+    {"key": "k", "if_pending": {"action": "keep", "unique_until": "started"}},
+)  # fmt: skip
+NEW = ("", "x", "a||b", 0, 1, 2**63, -1, 0.5, 1.0, True, [], ["x"], {}, {"a": 1})
+"""Tried at each place of ``BASES``."""
+NOT_IN_SQL = ("does not exist; known", "delay_level must be")
+"""Errors about names and levels that are settings of the daemon."""
+
+
+async def test_sql_accepts_what_the_daemon_does(postgres: PostgresInbox, database: str) -> None:
+    rig, connection = await HttpRig().start(), await asyncpg.connect(database)
+    differing: list[Any] = []
+    for base, way, value in [
+        (b, way, new) for b in BASES for way in places(b) if way for new in NEW
+    ]:
+        options = put(base, way, value)
+        due = {} if "delay_level" in options else {"delay_ms": 60_000}
+        answer = await rig.call("POST", "/v1/tasks", {"topic": "t", "body": "x"} | due | options)
+        command = Command("enqueue", "t", b"x", due.get("delay_ms"), None, json.dumps(options))
+        error = "" if answer.status == 201 else answer.json["detail"]
+        refused = ""
+        try:
+            await write(connection, command)
+        except TickwheelError as caught:
+            refused = caught.message
+        if bool(error) != bool(refused) and not any(text in error for text in NOT_IN_SQL):
+            differing.append((way, value, error, refused))
+    await connection.close()
+    await rig.stop()
+    assert not differing
 
 
 async def test_a_body_over_the_limit_has_its_own_code(

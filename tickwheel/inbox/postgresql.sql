@@ -102,6 +102,65 @@ BEGIN
         WHEN 'stale_receipt' THEN 'TW005' ELSE 'TW000' END;
 END $$;
 
+-- Whether a value of a map is as `allowed` says: one of its words, a number within its bounds, or a
+-- list of such numbers.
+CREATE FUNCTION tickwheel.inbox_fits(value jsonb, allowed jsonb) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    word text := value #>> '{}';
+BEGIN
+    IF allowed ? 'words' THEN
+        RETURN jsonb_typeof(value) = 'string' AND allowed -> 'words' ? word;
+    END IF;
+    IF allowed ? 'many' THEN
+        IF jsonb_typeof(value) <> 'array' THEN
+            RETURN false;
+        END IF;
+        RETURN jsonb_array_length(value) BETWEEN 1 AND (allowed ->> 'many')::integer
+            AND NOT EXISTS (
+                SELECT FROM jsonb_array_elements(value) AS one
+                WHERE NOT tickwheel.inbox_fits(one, allowed - 'many')
+            );
+    END IF;
+    IF jsonb_typeof(value) <> 'number' OR allowed ? 'whole' AND word !~ '^-?[0-9]+$' THEN
+        RETURN false;
+    END IF;
+    RETURN word::numeric BETWEEN (allowed ->> 'low')::numeric AND (allowed ->> 'high')::numeric;
+END $$;
+
+-- Check a map, whose value of `selector` is one of `kinds`. `kinds` has the fields of each.
+CREATE FUNCTION tickwheel.inbox_check_map(option text, map jsonb, selector text, kinds jsonb)
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    kind text := map ->> selector;
+    fields jsonb := kinds -> kind;
+    name text;
+    allowed jsonb;
+    value jsonb;
+BEGIN
+    IF fields IS NULL OR jsonb_typeof(map -> selector) <> 'string' THEN
+        PERFORM tickwheel.inbox_refuse('bad_request', format(
+            '%s.%s must be one of %s, not %L', option, selector,
+            (SELECT string_agg(k, ', ' ORDER BY k) FROM jsonb_object_keys(kinds) AS k),
+            left(kind, 60)));
+    END IF;
+    FOR name, value IN SELECT * FROM jsonb_each(map) LOOP
+        IF name <> selector AND NOT fields ? name AND value <> 'null' THEN
+            PERFORM tickwheel.inbox_refuse('bad_request', format(
+                '%s: %s has no option %L', option, kind, left(name, 60)));
+        END IF;
+    END LOOP;
+    FOR name, allowed IN SELECT * FROM jsonb_each(fields) LOOP
+        value := coalesce(map -> name, 'null');
+        CONTINUE WHEN value = 'null' AND NOT allowed ? 'needed';
+        IF NOT tickwheel.inbox_fits(value, allowed) THEN
+            PERFORM tickwheel.inbox_refuse('bad_request', format(
+                '%s.%s must be %s, not %L', option, name, allowed ->> 'text',
+                left(value #>> '{}', 60)));
+        END IF;
+    END LOOP;
+END $$;
+
 -- generated: options
 CREATE FUNCTION tickwheel.inbox_check_options(options jsonb, state tickwheel.inbox_state)
 RETURNS void LANGUAGE plpgsql AS $$
@@ -149,6 +208,11 @@ BEGIN
                     'properties must be a map of names to text, numbers or booleans, not %L',
                     left(word, 60)));
             END IF;
+            IF EXISTS (SELECT FROM jsonb_each(value) AS p(k, v) WHERE CASE WHEN jsonb_typeof(v) = 'number' AND v #>> '{}' ~ '^-?[0-9]+$' THEN (v #>> '{}')::numeric NOT BETWEEN -9223372036854775808 AND 9223372036854775807 END) THEN
+                PERFORM tickwheel.inbox_refuse('bad_request', format(
+                    'properties must be a map without integers of more than 64 bits, not %L',
+                    left(word, 60)));
+            END IF;
             IF (SELECT count(*) FROM jsonb_each(value)) > state.properties_max THEN
                 PERFORM tickwheel.inbox_refuse('limit_exceeded', format(
                     'properties has %s; the limit is %s (properties_max)',
@@ -167,7 +231,7 @@ BEGIN
             CONTINUE;
         END IF;
         IF name = 'priority' THEN
-            IF jsonb_typeof(value) <> 'number' OR word::numeric NOT BETWEEN 0 AND 255 OR word::numeric % 1 <> 0 THEN
+            IF jsonb_typeof(value) <> 'number' OR word !~ '^-?[0-9]+$' OR word::numeric NOT BETWEEN 0 AND 255 THEN
                 PERFORM tickwheel.inbox_refuse('bad_request', format(
                     'priority must be a whole number from 0 to 255, not %L',
                     left(word, 60)));
@@ -175,7 +239,7 @@ BEGIN
             CONTINUE;
         END IF;
         IF name = 'ttl_ms' THEN
-            IF jsonb_typeof(value) <> 'number' OR word::numeric NOT BETWEEN 1 AND state.delay_ms_max OR word::numeric % 1 <> 0 THEN
+            IF jsonb_typeof(value) <> 'number' OR word !~ '^-?[0-9]+$' OR word::numeric NOT BETWEEN 1 AND state.delay_ms_max THEN
                 PERFORM tickwheel.inbox_refuse('bad_request', format(
                     'ttl_ms must be a whole number from 1 to delay_ms_max, not %L',
                     left(word, 60)));
@@ -183,7 +247,7 @@ BEGIN
             CONTINUE;
         END IF;
         IF name = 'within_ms' THEN
-            IF jsonb_typeof(value) <> 'number' OR word::numeric NOT BETWEEN 0 AND state.within_ms_max OR word::numeric % 1 <> 0 THEN
+            IF jsonb_typeof(value) <> 'number' OR word !~ '^-?[0-9]+$' OR word::numeric NOT BETWEEN 0 AND state.within_ms_max THEN
                 PERFORM tickwheel.inbox_refuse('bad_request', format(
                     'within_ms must be a whole number from 0 to within_ms_max, not %L',
                     left(word, 60)));
@@ -233,15 +297,24 @@ BEGIN
             CONTINUE;
         END IF;
         IF name = 'retry' THEN
-            IF jsonb_typeof(value) NOT IN ('string', 'object') THEN
+            IF jsonb_typeof(value) = 'object' THEN
+                PERFORM tickwheel.inbox_check_map('retry', value, 'kind',
+                    jsonb_build_object(
+                    'exponential', '{"base_ms": {"text": "a whole number from 0 to 315576000000", "low": 0, "high": 315576000000, "whole": true}, "factor": {"text": "a number from 1 to 1e+06", "low": 1.0, "high": 1000000.0}, "cap_ms": {"text": "a whole number from 0 to 315576000000", "low": 0, "high": 315576000000, "whole": true}, "retries": {"text": "a whole number from 0 to 65535", "low": 0, "high": 65535, "whole": true}, "jitter": {"text": "a number from 0 to 1", "low": 0.0, "high": 1.0}}'::jsonb,
+                    'fixed', '{"delay_ms": {"text": "a whole number from 0 to 315576000000", "low": 0, "high": 315576000000, "whole": true}, "retries": {"text": "a whole number from 0 to 65535", "low": 0, "high": 65535, "whole": true}, "jitter": {"text": "a number from 0 to 1", "low": 0.0, "high": 1.0}}'::jsonb,
+                    'table', '{"delays_ms": {"text": "1 to 1024 numbers, each a whole number from 0 to 315576000000", "low": 0, "high": 315576000000, "whole": true, "many": 1024, "needed": true}, "retries": {"text": "a whole number from 0 to 65535", "low": 0, "high": 65535, "whole": true}}'::jsonb,
+                    'none', '{}'::jsonb));
+                IF (value ->> 'cap_ms')::numeric < (value ->> 'base_ms')::numeric THEN
+                    PERFORM tickwheel.inbox_refuse('bad_request', 'retry: cap_ms must be at least base_ms');
+                END IF;
+            ELSIF jsonb_typeof(value) <> 'string' OR word !~ '^[A-Za-z][A-Za-z0-9._-]{0,63}$' THEN
                 PERFORM tickwheel.inbox_refuse('bad_request', format(
-                    'retry must be a word or a map, not %L',
-                    left(word, 60)));
+                    'retry must be the name of a policy or a map, not %L', left(word, 60)));
             END IF;
             CONTINUE;
         END IF;
         IF name = 'delay_level' THEN
-            IF jsonb_typeof(value) <> 'number' OR word::numeric NOT BETWEEN 1 AND 2147483647 OR word::numeric % 1 <> 0 THEN
+            IF jsonb_typeof(value) <> 'number' OR word !~ '^-?[0-9]+$' OR word::numeric NOT BETWEEN 1 AND 2147483647 THEN
                 PERFORM tickwheel.inbox_refuse('bad_request', format(
                     'delay_level must be a whole number from 1 to 2147483647, not %L',
                     left(word, 60)));
@@ -249,10 +322,19 @@ BEGIN
             CONTINUE;
         END IF;
         IF name = 'if_pending' THEN
-            IF jsonb_typeof(value) NOT IN ('string', 'object') THEN
+            IF jsonb_typeof(value) = 'object' THEN
+                PERFORM tickwheel.inbox_check_map('if_pending', value, 'action',
+                    jsonb_build_object(
+                    'add', '{}'::jsonb,
+                    'keep', '{"window_ms": {"text": "a whole number from 1 to 315576000000", "low": 1, "high": 315576000000, "whole": true}, "unique_until": {"text": "one of started, finished", "words": ["started", "finished"]}}'::jsonb,
+                    'replace', '{"window_ms": {"text": "a whole number from 1 to 315576000000", "low": 1, "high": 315576000000, "whole": true}, "replaces": {"text": "one of both, body, due", "words": ["both", "body", "due"]}, "due": {"text": "one of new, later, earlier", "words": ["new", "later", "earlier"]}, "max_wait_ms": {"text": "a whole number from 1 to 315576000000", "low": 1, "high": 315576000000, "whole": true}}'::jsonb,
+                    'reject', '{"window_ms": {"text": "a whole number from 1 to 315576000000", "low": 1, "high": 315576000000, "whole": true}, "unique_until": {"text": "one of started, finished", "words": ["started", "finished"]}}'::jsonb));
+                IF value ->> 'replaces' = 'body' AND (value ->> 'max_wait_ms' IS NOT NULL OR value ->> 'due' <> 'new') THEN
+                    PERFORM tickwheel.inbox_refuse('bad_request', 'if_pending: due and max_wait_ms need replaces both or due, not body');
+                END IF;
+            ELSIF jsonb_typeof(value) <> 'string' OR word NOT IN ('add', 'keep', 'replace', 'reject') THEN
                 PERFORM tickwheel.inbox_refuse('bad_request', format(
-                    'if_pending must be a word or a map, not %L',
-                    left(word, 60)));
+                    'if_pending must be one of add, keep, replace, reject, or a map, not %L', left(word, 60)));
             END IF;
             CONTINUE;
         END IF;
@@ -310,7 +392,8 @@ BEGIN
             PERFORM tickwheel.inbox_refuse(
                 'bad_request', 'shard_by and order_key must be equal');
         END IF;
-        IF coalesce(options ->> 'if_pending', 'add') <> 'add' AND NOT options ? 'key' THEN
+        IF coalesce(options #>> '{if_pending,action}', options ->> 'if_pending', 'add') <> 'add'
+            AND NOT options ? 'key' THEN
             PERFORM tickwheel.inbox_refuse('bad_request', 'if_pending needs a key');
         END IF;
     ELSIF verb = 'ack' THEN

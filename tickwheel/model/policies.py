@@ -62,6 +62,10 @@ RETRIES_MAX = 65_535
 STEPS_MAX = 1_024
 """Maximum number of delays in a table."""
 FACTOR_MAX = 1_000_000.0
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    "factor": (1.0, FACTOR_MAX), "jitter": (0.0, 1.0), "retries": (0, RETRIES_MAX),
+}  # fmt: skip
+"""Number of a policy → its bounds, integers for an integer. Delays: 0 to ``DELAY_MS_MAX``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,11 +244,10 @@ def check_number(name: str, value: Any, field: str) -> Any:
     """Check a number of a map by its name in ``FIELDS``. Raise InvalidPolicy if it is invalid."""
     if name == "delays_ms":
         return _check_delays(value, field)
-    if name == "factor":
-        return check_float(value, field, 1.0, FACTOR_MAX)
-    if name == "jitter":
-        return check_float(value, field, 0.0, 1.0)
-    return check_integer(value, field, 0, RETRIES_MAX if name == "retries" else DELAY_MS_MAX)
+    low, high = BOUNDS.get(name, (0, DELAY_MS_MAX))
+    if isinstance(low, int) and isinstance(high, int):
+        return check_integer(value, field, low, high)
+    return check_float(value, field, low, high)
 
 
 def check_integer(value: Any, field: str, low: int, high: int) -> int:
@@ -521,7 +524,8 @@ RULE_FIELDS: Mapping[str, tuple[str, ...]] = {
     REJECT: ("window_ms", "unique_until"),
 }
 """Action → its further fields."""
-_WORDS = {"unique_until": UNTIL, "replaces": REPLACES, "due": DUES}
+RULE_WORDS = {"unique_until": UNTIL, "replaces": REPLACES, "due": DUES}
+"""Field of a rule → its values, if they are words. The other fields are durations in ms."""
 
 
 class Coalescing(NamedTuple):
@@ -590,7 +594,7 @@ def checked_rule(rule: Any, field: str) -> Coalescing:
         if name not in allowed:
             names = ", ".join(allowed) or "none"
             raise InvalidPolicy(f"{field}: {action} has no option {{}}; its options: {names}", name)
-        choices = _WORDS.get(name)
+        choices = RULE_WORDS.get(name)
         if choices is None:
             if type(value) is not int or not 1 <= value <= DELAY_MS_MAX:
                 text = f"{field}.{name} must be an integer between 1 and {DELAY_MS_MAX}, not {{}}"
