@@ -436,6 +436,18 @@ async def test_a_role_without_privileges_gets_the_way_out(database: str) -> None
     await admin.close()
 
 
+async def test_a_role_needs_only_its_schema(database: str) -> None:
+    admin = await asyncpg.connect(database)
+    await admin.execute("DROP ROLE IF EXISTS owner_here")
+    await admin.execute("CREATE ROLE owner_here LOGIN")
+    await admin.execute('CREATE SCHEMA "Jobs" AUTHORIZATION owner_here')
+    async with opened(f"{database.replace('postgres@', 'owner_here@')}?schema=Jobs") as inbox:
+        await inbox.take_over()
+        await admin.execute("SELECT \"Jobs\".enqueue(topic => 't', body => 'x')")
+        assert await take(inbox) == ["x"]
+    await admin.close()
+
+
 async def test_an_inbox_can_be_in_another_schema(database: str) -> None:
     async with opened(f"{database}?schema=Jobs") as inbox:
         await inbox.take_over()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
+import json
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -521,6 +524,51 @@ async def test_rows_that_an_application_inserts_itself_are_checked(
     codes = connection.execute("SELECT code FROM tickwheel_inbox_refused ORDER BY id").fetchall()
     assert [code for (code,) in codes] == ["bad_request"] * 5
     connection.close()
+
+
+ODD = ("x", "", -1, 2**70, 0.5, True, None, [], [1], {}, {"a": {}}, "x" * 300)
+VERBS: dict[str, dict[str, Any]] = {
+    "enqueue": {"key": "k", "id": 5},
+    "cancel": {"id": 5, "key": "k"},
+    "reschedule": {"id": 5, "key": "k"},
+    "ack": {"id": 5, "group": "g", "epoch": 1, "attempt": 1},
+}
+
+
+async def test_no_row_stops_a_taker(
+    make_daemon: Callable[..., Daemon], taking: Callable[..., Taking], tmp_path: Path
+) -> None:
+    daemon = make_daemon().start()
+    made = taking(daemon.url, f"sqlite:///{tmp_path / 'app.db'}")
+    await comes(lambda: made.taker.leads)
+    rows: list[dict[str, Any]] = []
+    for verb, options in VERBS.items():
+        for name, value in itertools.product(options, ODD):
+            rows.append({"options": json.dumps({name: value})})
+            rows.append({"options": json.dumps(options | {name: value})})
+        for column in ("topic", "body", "delay_ms", "due_ms", "at_ms"):
+            rows += [{column: value} for value in ("x", -5, 2**62, 1.5, b"\xff")]
+        rows = [{"verb": verb, "options": json.dumps(options)} | row for row in rows]
+    connection = sqlite3.connect(tmp_path / "app.db")
+    written = 0
+    for row in rows:
+        places = f"({', '.join(row)}) VALUES ({', '.join('?' * len(row))})"
+        with contextlib.suppress(sqlite3.IntegrityError), connection:
+            connection.execute(f"INSERT INTO tickwheel_inbox {places}", list(row.values()))
+            written += 1
+    assert written > 200
+    many = ["[" * 900 + "]" * 900, f"[{'9' * 5_000}]", '{"key": "\\ud800"}']
+    with connection:
+        for options in many:
+            connection.execute(
+                "INSERT INTO tickwheel_inbox (verb, topic, body, options) VALUES"
+                " ('enqueue', CAST(x'ff' AS TEXT), CAST(x'ff' AS TEXT), ?)", (options,)
+            )  # fmt: skip
+        sql.enqueue(connection, Task("orders.close", b"", delay=HOUR_S, key="last"))
+    connection.close()
+    await comes(lambda: made.taker.taken == written + len(many) + 1, 120)
+    async with Client(daemon.url) as client:
+        assert await keys(client) == ["last"]
 
 
 def test_a_row_of_an_unknown_form_is_not_written(tmp_path: Path) -> None:

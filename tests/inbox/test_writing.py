@@ -297,7 +297,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"verb": "cancel", "options": {"id": 1, "key": "k"}}, "by id or by topic and key"),
     ({"verb": "reschedule", "options": {"key": "k"}}, "exactly one of delay and at"),
     ({"verb": "cancel", "delay_ms": 1, "options": {"key": "k"}}, "exactly one of delay and at"),
+    ({"verb": "cancel", "options": {"id": "x"}}, "cancel.id must be a whole number of 63 bits"),
+    ({"verb": "cancel", "options": {"id": -1}}, "cancel.id must be a whole number of 63 bits"),
+    ({"verb": "cancel", "options": {"key": 5}}, "cancel.key must be text of up to 255 characters"),
+    ({"verb": "cancel", "options": {"key": "k", "x": 1}}, "cancel has no option 'x'"),
     ({"verb": "ack", "options": {"id": 1}}, "an ack must have"),
+    ({"due_ms": -1}, "at must not be before 1970"),
+    ({"options": [1]}, "options must be a map"),
 ]
 
 

@@ -13,6 +13,7 @@ A *row* is one command that an application has written: enqueue, cancel, resched
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
@@ -52,6 +53,16 @@ def not_alone(label: str, layout: int, needed: int) -> InboxTrouble:
         f"{label}: layout {layout} cannot be upgraded to {needed} while a taker of an older release"
         " works; stop it"
     )
+
+
+def options_of(text: str) -> dict[str, Any]:
+    """Return the options of a row from their JSON. Anything but a map becomes an unknown option,
+    which the daemon refuses."""
+    try:
+        options = json.loads(text)
+    except (ValueError, RecursionError):  # too many digits, or too deep
+        options = text[:100]
+    return options if isinstance(options, dict) else {"options": options}
 
 
 class Row(NamedTuple):

@@ -36,6 +36,7 @@ from tickwheel.inbox.contract import (
     Row,
     check_layout,
     not_alone,
+    options_of,
 )
 from tickwheel.inbox.schema import SCHEMA, in_schema, postgresql_sql, upgrade_sql
 from tickwheel.limits import Limits
@@ -254,7 +255,11 @@ class PostgresInbox:
         try:
             async with self._connection.transaction():
                 await self._connection.execute(script, timeout=UPGRADE_S)
-        except (asyncpg.DuplicateTableError, asyncpg.UniqueViolationError):
+        except (
+            asyncpg.DuplicateSchemaError,
+            asyncpg.DuplicateTableError,
+            asyncpg.UniqueViolationError,
+        ):
             if steps:
                 raise
             # Another taker has just created them.
@@ -396,7 +401,7 @@ class PostgresInbox:
         if first["id"] is None:
             return [], first["snapshot"], True
         rows = [
-            Row(r[2], r[3], r[4], r[5] or b"", r[6], r[7], json.loads(r[8]), r[9])
+            Row(r[2], r[3], r[4], r[5] or b"", r[6], r[7], options_of(r[8]), r[9])
             for r in records[:ROWS_MAX]
         ]
         return rows, first["snapshot"], first["found"] == len(rows)

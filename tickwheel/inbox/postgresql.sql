@@ -9,7 +9,12 @@
 --     GRANT USAGE ON SCHEMA tickwheel TO application;
 --     GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA tickwheel TO application;
 
-CREATE SCHEMA IF NOT EXISTS tickwheel;
+-- CREATE SCHEMA IF NOT EXISTS would need the privilege also when the schema exists.
+DO $$ BEGIN
+    IF NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = 'tickwheel') THEN
+        CREATE SCHEMA tickwheel;
+    END IF;
+END $$;
 
 -- No CACHE: of two rows, the one whose insertion began after the other had committed has the higher
 -- id.
@@ -102,8 +107,8 @@ BEGIN
         WHEN 'stale_receipt' THEN 'TW005' ELSE 'TW000' END;
 END $$;
 
--- Whether a value of a map is as `allowed` says: one of its words, a number within its bounds, or a
--- list of such numbers.
+-- Whether a value of a map is as `allowed` says: one of its words, text, a number within its bounds,
+-- or a list of such numbers.
 CREATE FUNCTION tickwheel.inbox_fits(value jsonb, allowed jsonb) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -111,6 +116,10 @@ DECLARE
 BEGIN
     IF allowed ? 'words' THEN
         RETURN jsonb_typeof(value) = 'string' AND allowed -> 'words' ? word;
+    END IF;
+    IF allowed ? 'length' THEN
+        RETURN jsonb_typeof(value) = 'string'
+            AND char_length(word) <= (allowed ->> 'length')::integer;
     END IF;
     IF allowed ? 'many' THEN
         IF jsonb_typeof(value) <> 'array' THEN
@@ -128,26 +137,18 @@ BEGIN
     RETURN word::numeric BETWEEN (allowed ->> 'low')::numeric AND (allowed ->> 'high')::numeric;
 END $$;
 
--- Check a map, whose value of `selector` is one of `kinds`. `kinds` has the fields of each.
-CREATE FUNCTION tickwheel.inbox_check_map(option text, map jsonb, selector text, kinds jsonb)
+-- Check that a map has only these fields. `owner` names the map in messages.
+CREATE FUNCTION tickwheel.inbox_check_fields(owner text, map jsonb, fields jsonb)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    kind text := map ->> selector;
-    fields jsonb := kinds -> kind;
     name text;
     allowed jsonb;
     value jsonb;
 BEGIN
-    IF fields IS NULL OR jsonb_typeof(map -> selector) <> 'string' THEN
-        PERFORM tickwheel.inbox_refuse('bad_request', format(
-            '%s.%s must be one of %s, not %L', option, selector,
-            (SELECT string_agg(k, ', ' ORDER BY k) FROM jsonb_object_keys(kinds) AS k),
-            left(kind, 60)));
-    END IF;
     FOR name, value IN SELECT * FROM jsonb_each(map) LOOP
-        IF name <> selector AND NOT fields ? name AND value <> 'null' THEN
-            PERFORM tickwheel.inbox_refuse('bad_request', format(
-                '%s: %s has no option %L', option, kind, left(name, 60)));
+        IF NOT fields ? name AND value <> 'null' THEN
+            PERFORM tickwheel.inbox_refuse(
+                'bad_request', format('%s has no option %L', owner, left(name, 60)));
         END IF;
     END LOOP;
     FOR name, allowed IN SELECT * FROM jsonb_each(fields) LOOP
@@ -155,10 +156,24 @@ BEGIN
         CONTINUE WHEN value = 'null' AND NOT allowed ? 'needed';
         IF NOT tickwheel.inbox_fits(value, allowed) THEN
             PERFORM tickwheel.inbox_refuse('bad_request', format(
-                '%s.%s must be %s, not %L', option, name, allowed ->> 'text',
+                '%s.%s must be %s, not %L', owner, name, allowed ->> 'text',
                 left(value #>> '{}', 60)));
         END IF;
     END LOOP;
+END $$;
+
+-- Check a map whose value of `selector` is one of `kinds`, each of which has other fields.
+CREATE FUNCTION tickwheel.inbox_check_map(owner text, map jsonb, selector text, kinds jsonb)
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF jsonb_typeof(map -> selector) IS DISTINCT FROM 'string' OR NOT kinds ? (map ->> selector)
+    THEN
+        PERFORM tickwheel.inbox_refuse('bad_request', format(
+            '%s.%s must be one of %s, not %L', owner, selector,
+            (SELECT string_agg(k, ', ' ORDER BY k) FROM jsonb_object_keys(kinds) AS k),
+            left(map ->> selector, 60)));
+    END IF;
+    PERFORM tickwheel.inbox_check_fields(owner, map - selector, kinds -> (map ->> selector));
 END $$;
 
 -- generated: options
@@ -350,7 +365,14 @@ CREATE FUNCTION tickwheel.inbox_check(
 DECLARE
     now_ms bigint := (extract(epoch FROM clock_timestamp()) * 1000)::bigint;
     has_delay boolean := delay_ms IS NOT NULL OR due_ms IS NOT NULL;
+    whole jsonb := '{"text": "a whole number of 63 bits", "low": 0, "high": 9223372036854775807,
+        "whole": true}';
+    words jsonb := jsonb_build_object('length', state.key_length_max, 'text',
+        format('text of up to %s characters (key_length_max)', state.key_length_max));
 BEGIN
+    IF jsonb_typeof(options) <> 'object' THEN
+        PERFORM tickwheel.inbox_refuse('bad_request', 'options must be a map');
+    END IF;
     IF topic IS NOT NULL AND topic !~ '^[A-Za-z0-9._:/-]{1,255}$' THEN
         PERFORM tickwheel.inbox_refuse('bad_request', format(
             'topic must be 1 to 255 characters from A-Z a-z 0-9 . _ : / -, not %L',
@@ -362,6 +384,9 @@ BEGIN
     IF delay_ms < 0 THEN
         PERFORM tickwheel.inbox_refuse(
             'bad_request', format('delay must be at least 0, not %s ms', delay_ms));
+    END IF;
+    IF due_ms < 0 THEN
+        PERFORM tickwheel.inbox_refuse('bad_request', 'at must not be before 1970');
     END IF;
     IF delay_ms > state.delay_ms_max OR due_ms - now_ms > state.delay_ms_max THEN
         PERFORM tickwheel.inbox_refuse('due_too_far', format(
@@ -401,6 +426,8 @@ BEGIN
             PERFORM tickwheel.inbox_refuse(
                 'bad_request', 'an ack must have topic, id, group, epoch and attempt');
         END IF;
+        PERFORM tickwheel.inbox_check_fields('ack', options, jsonb_build_object(
+            'id', whole, 'group', words, 'epoch', whole, 'attempt', whole));
     ELSE
         IF (options ? 'id') = (topic IS NOT NULL AND options ? 'key') THEN
             PERFORM tickwheel.inbox_refuse(
@@ -410,6 +437,8 @@ BEGIN
             PERFORM tickwheel.inbox_refuse(
                 'bad_request', 'reschedule must have exactly one of delay and at');
         END IF;
+        PERFORM tickwheel.inbox_check_fields(
+            verb, options, jsonb_build_object('id', whole, 'key', words));
     END IF;
 END $$;
 

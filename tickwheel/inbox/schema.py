@@ -16,8 +16,9 @@ def in_schema(text: str, schema: str) -> str:
     if schema == SCHEMA:
         return text
     quoted = '"' + schema.replace('"', '""') + '"'
-    text = text.replace("tickwheel.", f"{quoted}.")
-    for clause in ("IN SCHEMA ", "IF NOT EXISTS ", "USAGE ON SCHEMA "):
+    literal = schema.replace("'", "''")
+    text = text.replace("tickwheel.", f"{quoted}.").replace("'tickwheel'", f"'{literal}'")
+    for clause in ("IN SCHEMA ", "CREATE SCHEMA ", "USAGE ON SCHEMA "):
         for end in (" ", ";"):
             text = text.replace(f"{clause}tickwheel{end}", f"{clause}{quoted}{end}")
     return text

@@ -30,6 +30,7 @@ from tickwheel.inbox.contract import (
     Row,
     check_layout,
     not_alone,
+    options_of,
 )
 from tickwheel.inbox.schema import sqlite_sql, upgrade_sql
 from tickwheel.limits import Limits
@@ -89,6 +90,7 @@ class SqliteInbox:
         def connect() -> sqlite3.Connection:
             path = f"file:{quote(self._path)}?mode={mode}"
             connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, uri=True)
+            connection.text_factory = _text
             connection.execute("PRAGMA synchronous = FULL")
             return connection
 
@@ -240,7 +242,8 @@ class SqliteInbox:
         def write(connection: sqlite3.Connection) -> None:
             places = ", ".join("?" * len(values))
             connection.execute(
-                f"INSERT OR IGNORE INTO tickwheel_inbox_refused VALUES ({places})", values
+                f"INSERT OR IGNORE INTO tickwheel_inbox_refused VALUES ({places})",
+                [*map(_storable, values)],
             )
 
         await self._run(write)
@@ -272,11 +275,19 @@ def _rows(connection: sqlite3.Connection, after: int, limit: int) -> list[Row]:
     for row_id, verb, topic, body, delay_ms, due_ms, text, at_ms in connection.execute(
         _READ, (after, limit)
     ):
-        data = body.encode() if isinstance(body, str) else body or b""
-        options = json.loads(text)
-        options = options if isinstance(options, dict) else {"options": options}
-        rows.append(Row(row_id, verb, topic, data, delay_ms, due_ms, options, at_ms))
-        size += len(data)
+        data = body.encode(errors="surrogateescape") if isinstance(body, str) else body
+        data = b"" if data is None else data
+        rows.append(Row(row_id, verb, topic, data, delay_ms, due_ms, options_of(text), at_ms))
+        size += len(data) if isinstance(data, bytes) else 0
         if size >= BYTES_MAX:
             break
     return rows
+
+
+def _text(data: bytes) -> str:
+    """Decode text that an application may have stored in another encoding."""
+    return data.decode(errors="surrogateescape")
+
+
+def _storable(value: Any) -> Any:
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value

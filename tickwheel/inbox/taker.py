@@ -38,8 +38,10 @@ from tickwheel.errors import (
     TickwheelError,
     TlsFailed,
     Unauthorized,
+    shown,
 )
 from tickwheel.inbox.contract import REFUSED_MAX, Batch, Inbox, InboxTrouble, Row
+from tickwheel.model.records import ID_MAX, MOMENT_MS_MAX
 
 if TYPE_CHECKING:
     from tickwheel.client.tasks import WireTask
@@ -239,12 +241,17 @@ class Taker:
         await self._inbox.record(batch, len(part))
         await self._finish(client, batch)
         self.taken += len(part)
-        self.delay_s = max(0.0, time.time() - (part[0].at_ms + self._offset_ms) / 1000)
+        if _objection(part[0]) is None:
+            self.delay_s = max(0.0, time.time() - (part[0].at_ms + self._offset_ms) / 1000)
 
     async def _finish(self, client: NumberedClient, batch: Batch) -> None:
         """Send a recorded batch and its rest, and confirm them."""
         while True:
-            if batch.rows[0].verb == "enqueue":
+            failed: list[Row] = []
+            error: TickwheelError | None = _objection(batch.rows[0])
+            if error is not None:
+                pass  # it is the only row
+            elif batch.rows[0].verb == "enqueue":
                 failed, error = await self._enqueue(client, batch)
             else:
                 failed, error = await self._command(client, batch), None
@@ -361,24 +368,50 @@ def _check_refusal(error: TickwheelError) -> None:
         raise error
 
 
+def _objection(row: Row) -> BadRequest | None:
+    """Return why no request can be made of a row: in SQLite, an application can write anything."""
+    for name in ("at_ms", "delay_ms", "due_ms"):
+        value = getattr(row, name)
+        if value is not None and (type(value) is not int or not 0 <= value <= MOMENT_MS_MAX):
+            return BadRequest(
+                f"{name} must be an integer between 0 and {MOMENT_MS_MAX}, not {shown(value)}"
+            )
+    if not isinstance(row.body, bytes):
+        return BadRequest(f"body must be a blob or text, not {shown(row.body)}")
+    if row.verb == "enqueue":
+        return None
+    task_id, key = row.options.get("id"), row.options.get("key")
+    is_by_id = type(task_id) is int and 0 <= task_id <= ID_MAX
+    is_by_key = task_id is None and isinstance(row.topic, str) and isinstance(key, str)
+    if not is_by_id and (row.verb == "ack" or not is_by_key):
+        way = "an id" if row.verb == "ack" else "an id, or a topic and a key"
+        return BadRequest(f"{row.verb} needs {way}, not {shown(row.options)}")
+    return None
+
+
 def _first_part(limits: Limits, rows: Sequence[Row]) -> list[Row]:
     """Return the first rows that can be sent together: enqueues that fit a frame, or commands of
-    one kind that affect different tasks."""
+    one kind that affect different tasks. A row with an objection is alone."""
     verb, count_max = rows[0].verb, limits.tasks_per_frame_max
     bytes_left = limits.frame_bytes_max - FRAME_BYTES
     part: list[Row] = []
     targets = set[Any]()
     for row in rows:
+        if _objection(row) is not None:
+            return part or [row]
+        if row.verb != verb:
+            break
         if verb == "enqueue":
             if "if_pending" in row.options:
                 count_max = min(count_max, limits.coalesced_tasks_max)
             bytes_left -= _size(row)
-        target = row.options.get("id") or (row.topic, row.options.get("key"))
-        is_fitting = len(part) < count_max and bytes_left >= 0 and target not in targets
-        if part and (row.verb != verb or not is_fitting):
-            break
-        if verb != "enqueue":
+            is_fitting = len(part) < count_max and bytes_left >= 0
+        else:
+            target = row.options.get("id") or (row.topic, row.options.get("key"))
+            is_fitting = len(part) < count_max and target not in targets
             targets.add(target)
+        if part and not is_fitting:
+            break
         part.append(row)
     return part
 
