@@ -123,7 +123,7 @@ class Daemon:
         """Return whether the log holds a text in time: it is written beside the event loop."""
         deadline = time.monotonic() + timeout_s
         while text not in self.log_text() and time.monotonic() < deadline:
-            time.sleep(_GLANCE_S)
+            time.sleep(_GLANCE_S)  # real time: another process
         return text in self.log_text()
 
     # --- starting and ending ------------------------------------------------------------
