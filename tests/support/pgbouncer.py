@@ -48,7 +48,8 @@ def pooled(server: PostgresServer, mode: str, user: str, ignored: str = "") -> I
         config.write_text(
             CONFIG.format(server=server.port, user=user, port=port, mode=mode, ignored=ignored)
         )
-        Path(name).chmod(0o755)
+        server.own(Path(name))
+        server.own(config)
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [program, str(config)], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
