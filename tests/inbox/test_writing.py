@@ -281,7 +281,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "kind must be one of exponential, fixed, none, table",
     ),
     ({"options": {"retry": {"kind": "table"}}}, "retry.delays_ms must be 1 to 1024 numbers, each"),
-    ({"options": {"retry": {"kind": "none", "retries": 1}}}, "retry: none has no option 'retries'"),
+    ({"options": {"retry": {"kind": "none", "retries": 1}}}, "retry has no option 'retries'"),
     (
         {"options": {"key": "k", "if_pending": "maybe"}},
         "if_pending must be one of add, keep, replace",
