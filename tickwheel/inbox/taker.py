@@ -247,16 +247,16 @@ class Taker:
     async def _finish(self, client: NumberedClient, batch: Batch) -> None:
         """Send a recorded batch and its rest, and confirm them."""
         while True:
+            rows = [row for row in batch.rows if await self._is_sendable(row)]
+            sendable = replace(batch, rows=rows)
             failed: list[Row] = []
-            error: TickwheelError | None = _objection(batch.rows[0])
-            if error is not None:
-                pass  # it is the only row
-            elif batch.rows[0].verb == "enqueue":
-                failed, error = await self._enqueue(client, batch)
-            else:
-                failed, error = await self._command(client, batch), None
-            if error is not None and len(batch.rows) == 1:
-                await self._refuse(batch.rows[0], error)
+            error: TickwheelError | None = None
+            if rows and rows[0].verb == "enqueue":
+                failed, error = await self._enqueue(client, sendable)
+            elif rows:
+                failed = await self._command(client, sendable)
+            if error is not None and len(rows) == 1:
+                await self._refuse(rows[0], error)
                 failed = []
             waiting = [*failed, *batch.rest]
             if not waiting:
@@ -269,6 +269,13 @@ class Taker:
         self._inbox.confirm()
         if batch.session == self._session:
             self._number = batch.number
+
+    async def _is_sendable(self, row: Row) -> bool:
+        """Return whether a request can be made of a row. Otherwise refuse it."""
+        objection = _objection(row)
+        if objection is not None:
+            await self._refuse(row, objection)
+        return objection is None
 
     async def _refuse(self, row: Row, error: TickwheelError) -> None:
         while self._refusals_left <= 0:
@@ -391,17 +398,18 @@ def _objection(row: Row) -> BadRequest | None:
 
 def _first_part(limits: Limits, rows: Sequence[Row]) -> list[Row]:
     """Return the first rows that can be sent together: enqueues that fit a frame, or commands of
-    one kind that affect different tasks. A row with an objection is alone."""
+    one kind that affect different tasks."""
     verb, count_max = rows[0].verb, limits.tasks_per_frame_max
     bytes_left = limits.frame_bytes_max - FRAME_BYTES
     part: list[Row] = []
     targets = set[Any]()
     for row in rows:
-        if _objection(row) is not None:
-            return part or [row]
         if row.verb != verb:
             break
-        if verb == "enqueue":
+        is_fitting = len(part) < count_max
+        if _objection(row) is not None:
+            pass  # it is not sent
+        elif verb == "enqueue":
             if "if_pending" in row.options:
                 count_max = min(count_max, limits.coalesced_tasks_max)
             bytes_left -= _size(row)
