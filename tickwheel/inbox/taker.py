@@ -247,16 +247,19 @@ class Taker:
     async def _finish(self, client: NumberedClient, batch: Batch) -> None:
         """Send a recorded batch and its rest, and confirm them."""
         while True:
-            rows = [row for row in batch.rows if await self._is_sendable(row)]
+            refused = {row.id: (row, error) for row in batch.rows if (error := _objection(row))}
+            for row, error in refused.values():
+                await self._refuse(row, error)
+            rows = [row for row in batch.rows if row.id not in refused]
             sendable = replace(batch, rows=rows)
             failed: list[Row] = []
-            error: TickwheelError | None = None
+            failure: TickwheelError | None = None
             if rows and rows[0].verb == "enqueue":
-                failed, error = await self._enqueue(client, sendable)
+                failed, failure = await self._enqueue(client, sendable)
             elif rows:
                 failed = await self._command(client, sendable)
-            if error is not None and len(rows) == 1:
-                await self._refuse(rows[0], error)
+            if failure is not None and len(rows) == 1:
+                await self._refuse(rows[0], failure)
                 failed = []
             waiting = [*failed, *batch.rest]
             if not waiting:
@@ -269,13 +272,6 @@ class Taker:
         self._inbox.confirm()
         if batch.session == self._session:
             self._number = batch.number
-
-    async def _is_sendable(self, row: Row) -> bool:
-        """Return whether a request can be made of a row. Otherwise refuse it."""
-        objection = _objection(row)
-        if objection is not None:
-            await self._refuse(row, objection)
-        return objection is None
 
     async def _refuse(self, row: Row, error: TickwheelError) -> None:
         while self._refusals_left <= 0:
@@ -407,14 +403,12 @@ def _first_part(limits: Limits, rows: Sequence[Row]) -> list[Row]:
         if row.verb != verb:
             break
         is_fitting = len(part) < count_max
-        if _objection(row) is not None:
-            pass  # it is not sent
-        elif verb == "enqueue":
+        if verb == "enqueue":
             if "if_pending" in row.options:
                 count_max = min(count_max, limits.coalesced_tasks_max)
             bytes_left -= _size(row)
             is_fitting = len(part) < count_max and bytes_left >= 0
-        else:
+        elif _objection(row) is None:
             target = row.options.get("id") or (row.topic, row.options.get("key"))
             is_fitting = len(part) < count_max and target not in targets
             targets.add(target)
@@ -428,7 +422,7 @@ def _size(row: Row) -> int:
     """Return the maximum bytes of a task in a frame; 0 for a task that cannot be sent."""
     try:
         return size_of([_wire(row, 0)])
-    except BadRequest:
+    except (BadRequest, TypeError):
         return 0
 
 
