@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from support.engine_recount import recount
 from support.engine_rig import GRACE_MS, LEASE_MS, NOW_MS, Got, Rig
 from tickwheel.engine.state import IdSource, Outcomes
@@ -58,6 +60,38 @@ def test_a_clock_set_back_does_not_prolong_leases() -> None:
         assert rig.after(LEASE_MS + LATE_MS).tick() == [], "it is not due by this clock"
         assert rig.lease(got) is None
         recount(rig)
+
+
+@pytest.mark.parametrize("ends", [("stop", "stop"), ("crash", "stop"), ("stop", "crash", "stop")])
+def test_no_later_start_prolongs_a_lease(ends: tuple[str, ...]) -> None:
+    """The clock went back before the first start, and was right at the others: an end of a lease
+    that the earlier clock has shown must not outlive that start."""
+    rig = Rig()
+    got = checkpointed(rig)
+    back_ms = 7_200_000
+    for end in ends:
+        if end == "crash":
+            rig.now_ms -= back_ms
+            rig.crash(down_ms=1)
+        else:
+            rig.stop_and_start(back_ms=back_ms)
+        rig.enqueue(delay_ms=86_400_000)
+        rig.commit()  # with a position of the wheel by the clock that was set back
+        back_ms = 0
+    rig.subscribe()
+    assert rig.lease(got) is not None
+    rig.after(LEASE_MS + LATE_MS).tick()
+    assert rig.lease(got) is None
+    recount(rig)
+
+
+def test_the_grace_after_a_crash_outlives_a_clean_stop(rig: Rig) -> None:
+    got = checkpointed(rig)
+    rig.crash()
+    rig.stop_and_start()
+    rig.subscribe()
+    assert rig.lease(got) is not None
+    assert rig.after(GRACE_MS + LATE_MS).one().attempt == 2
 
 
 def test_after_a_clean_stop_a_lease_lasts_as_long_as_it_had_left(rig: Rig) -> None:

@@ -284,7 +284,10 @@ class Recovery:
                 progress.past,
                 mark,
             )
-            lease.checkpointed = True
+            # A row with a later end is written again, else a later start would believe it.
+            lease.checkpointed = progress.at_ms <= now_ms + remaining_ms
+            if not lease.checkpointed:
+                core.unsaved.append(lease)
             group.flight[task_id] = lease
             core.in_flight += 1
             core.expires(group, lease.deadline_mono_ms)
