@@ -142,6 +142,12 @@ LOST = (
         (PROMISES + "a_restart_finds_every_task",),
     ),
     Bug(
+        "a-lease-ends-by-a-clock-that-was-set-back",
+        "a second start waits for hours for a consumer that died before the first",
+        {"Recovery._restore_progress": (dropped("core.unsaved.append"),)},
+        ("tests/engine/test_engine_recovery.py::test_no_later_start_prolongs_a_lease[ends0]",),
+    ),
+    Bug(
         "an-upgraded-database-keeps-its-number",
         "a release that does not know the layout opens it, and lacks what is in it",
         {
