@@ -422,15 +422,26 @@ def explain(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def bind(address: str) -> socket.socket:
-    """Return a socket bound to ``HOST:PORT``. Raise OSError on failure. Binding before the recovery
-    reports immediately that an address is in use."""
+BIND_RETRY_S = 0.05
+
+
+def bind(address: str, wait_s: float = 0.0) -> socket.socket:
+    """Return a socket bound to ``HOST:PORT``; wait up to ``wait_s`` while the address is in use.
+    Raise OSError on failure. Binding before the recovery reports this immediately."""
     host, port = split_address(address, "listen")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
+        until_s = time.monotonic() + wait_s
+        while True:
+            try:
+                listener.bind((host, port))
+                break
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or time.monotonic() >= until_s:
+                    raise
+            time.sleep(BIND_RETRY_S)
         listener.setblocking(False)
     except OSError as error:
         listener.close()

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.ports import free_port
+from support.ports import free_port, free_ports
 from support.shard_rig import ShardRig, started
 from tickwheel.errors import BadRequest, TickwheelError
 from tickwheel.limits import SHARDS_MAX
@@ -185,6 +187,26 @@ def test_each_shard_has_addresses_and_files_of_its_own(tmp_path: Path) -> None:
     assert (second.audit_file, second.ready_file) == ("audit.log.shard-1", None)
     assert second.backup_dir == str(tmp_path / "d" / "shard-1")
     assert (first.processes, second.processes) == (1, 1)
+
+
+def test_ports_of_orphaned_daemons_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their parent was killed, and a supervisor starts the next one at once."""
+    port = free_ports(2)
+    given = settings(tmp_path, listen=f"tcp://127.0.0.1:{port}", http=None)
+    with socket.create_server(("127.0.0.1", port + 1)) as orphan:
+        ending = threading.Timer(0.3, orphan.close)
+        ending.start()
+        _, second = processes.settings_of_all(given, 2)
+        ending.join()
+    assert second.listen == f"tcp://127.0.0.1:{port + 1}"
+    monkeypatch.setattr(processes, "ORPHANS_S", 0.1)
+    with (
+        socket.create_server(("127.0.0.1", port + 1)),
+        pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port + 1}: Address already"),
+    ):
+        processes.settings_of_all(given, 2)
 
 
 async def test_the_outbound_process_gets_no_route_to_other_shards(rig: ShardRig) -> None:

@@ -66,6 +66,8 @@ RESTART_MAX_S: Final = 5.0
 daemon dies soon after its start."""
 HEALTHY_S: Final = 10.0
 """Seconds after which a running daemon counts as healthy, which resets the pause."""
+ORPHANS_S: Final = 5.0
+"""Maximum seconds until daemons whose parent was killed have ended, also during a slow sync."""
 PORT_MAX: Final = 65_535
 _STOP: Final = frozenset((signal.SIGTERM, signal.SIGINT))
 _HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD)
@@ -146,7 +148,7 @@ def _bind_free(
     """Return ``count`` free addresses, which stay bound until ``stack`` is closed."""
     bound = []
     for candidate in _consecutive(address, field, count, feature):
-        listener = stack.enter_context(daemon.bind(candidate))
+        listener = stack.enter_context(daemon.bind(candidate, ORPHANS_S))
         bound.append(_with_port(candidate, listener.getsockname()[1]))
     return bound
 
