@@ -159,7 +159,7 @@ LOST = (
         },
         (
             "tests/upgrade/test_later_formats.py"
-            "::test_a_store_of_format_1_is_upgraded_when_it_is_opened[sqlite]",
+            "::test_a_store_is_upgraded_when_it_is_opened[sqlite]",
         ),
     ),
     Bug(

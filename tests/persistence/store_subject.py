@@ -66,6 +66,13 @@ class Subject:
     async def handles(self, chunk: int = 10_000) -> list[Handles]:
         return [handles async for handles in self.store.recover_handles(chunk)]
 
+    async def recover(self, chunk: int = 10_000) -> list[int]:
+        """As a start does. Returns the ids of the handles."""
+        await self.store.recover_small()
+        handles = await self.handles(chunk)
+        await self.keys()
+        return [task_id for some in handles for task_id in some.ids]
+
     async def keys(self) -> dict[int, int]:
         """id → hash; one that comes twice is an error."""
         pairs = [

@@ -579,7 +579,11 @@ class TestRecovery:
             for chunk in chunks
             for task_id, due_ms, topic in zip(chunk.ids, chunk.dues_ms, chunk.topics, strict=True)
         ]
-        assert results == sorted((row.due_ms, row.id, row.topic) for row in rows)
+        assert sorted(results) == sorted((row.due_ms, row.id, row.topic) for row in rows)
+        assert [due_ms for due_ms, _, _ in results] == sorted(row.due_ms for row in rows)
+        for chunk in chunks:
+            pairs = list(zip(chunk.dues_ms, chunk.ids, strict=True))
+            assert pairs == sorted(pairs)
 
     async def test_extremes_are_among_the_handles(self, subject: Subject) -> None:
         await subject.commit(everything())

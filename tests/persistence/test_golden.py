@@ -32,7 +32,11 @@ from tickwheel.persistence.redis import RedisStore, options_from
 
 V1 = GOLDEN / "v1"
 RECORDS: dict[str, str] = json.loads((V1 / "records.json").read_text("utf-8"))
-SHARD: dict[str, Any] = json.loads((V1 / "redis.json").read_text("utf-8"))
+SHARDS: dict[str, Any] = {
+    version: json.loads((GOLDEN / version / "redis.json").read_text("utf-8"))
+    for version in ("v1", "v2")
+}
+"""Shards by layout; the last one is that of this release."""
 DATABASE = V1 / "sqlite.sql"
 CASES = cases()
 
@@ -85,7 +89,7 @@ def _records_in(value: Any) -> Iterator[Any]:
             yield from _records_in(part)
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["sqlite", *SHARDS])
 async def stored(
     request: pytest.FixtureRequest, tmp_path: Path, shared_redis: RedisServer
 ) -> AsyncIterator[Subject]:
@@ -97,7 +101,7 @@ async def stored(
         url = f"sqlite:///{path}"
     else:
         shared_redis.call("FLUSHALL")
-        await load(shared_redis.url(), SHARD)
+        await load(shared_redis.url(), SHARDS[request.param])
         url = shared_redis.url()
     subject = Subject(open_url(url))
     yield subject
@@ -132,4 +136,4 @@ async def test_the_small_rows_of_a_store_are_read(stored: Subject) -> None:
 async def test_a_shard_in_redis_is_written_as_it_was(shared_redis: RedisServer) -> None:
     shared_redis.call("FLUSHALL")
     await fill(RedisStore(options_from(shared_redis.url())))
-    assert await dump(shared_redis.url()) == SHARD
+    assert await dump(shared_redis.url()) == SHARDS["v2"]

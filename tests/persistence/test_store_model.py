@@ -351,9 +351,11 @@ class StoreMachine(RuleBasedStateMachine):
                 (row.id, row.group, row.topic) for row in content.dead.values()
             )
             assert small.outcomes == content.outcomes
-            assert self.run(_handles(store, chunk)) == sorted(
+            handles = self.run(_handles(store, chunk))
+            assert sorted(handles) == sorted(
                 (row.due_ms, row.id, row.topic) for row in content.tasks.values()
             )
+            assert [handle[0] for handle in handles] == sorted(handle[0] for handle in handles)
 
     @rule()
     def recover_keys(self) -> None:

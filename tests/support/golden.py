@@ -60,6 +60,7 @@ from tickwheel.model.records import ID_STEP, Outcome, Past, TaskOptions, TaskRow
 from tickwheel.persistence import codec
 from tickwheel.persistence.contract import Moves, Store
 from tickwheel.persistence.redis import RedisStore, options_from
+from tickwheel.persistence.redis.layout import LAYOUT
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, writer
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -235,7 +236,7 @@ def main(folder: Path) -> None:
             dumped = json.dumps(asyncio.run(dump(server.url())), indent=1) + "\n"
         finally:
             server.kill()
-        (folder / "redis.json").write_text(dumped, encoding="utf-8")
+        (folder.with_name(f"v{LAYOUT}") / "redis.json").write_text(dumped, encoding="utf-8")
 
 
 if __name__ == "__main__":

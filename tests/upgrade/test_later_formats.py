@@ -1,4 +1,4 @@
-"""How a later release reads what format 1 holds, shown with a format 2 that is made up here."""
+"""How a later release reads what this one has written, shown with a format that is made up here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from redis.asyncio import Redis
 from persistence.store_subject import Subject
 from support.golden import GOLDEN, cases, content, fill, load_dump, stored_tasks
 from support.postgresql import PostgresServer
-from support.redis_dump import load
 from support.redis_server import RedisServer
 from tickwheel.model.records import DeadRow, Failure
 from tickwheel.persistence import codec, on_server, open_election, open_url, upgrade
@@ -42,12 +41,13 @@ UPDATE layout SET format = 2;
 
 @dataclass
 class Store:
-    """One that format 1 wrote; ``subject`` is not open."""
+    """One that this release wrote; ``subject`` is not open."""
 
     subject: Subject
     url: str
     layout: Callable[[], Awaitable[int]]
     """Returns the layout version of the store."""
+    written: int = 1
     path: Path | None = None
 
 
@@ -63,19 +63,19 @@ def _sqlite(path: Path) -> Store:
         return int(found)
 
     url = f"sqlite:///{path}"
-    return Store(Subject(open_url(url)), url, layout, path)
+    return Store(Subject(open_url(url)), url, layout, path=path)
 
 
 async def _redis(server: RedisServer) -> Store:
     server.call("FLUSHALL")
     url = server.url()
-    await load(url, json.loads((V1 / "redis.json").read_text("utf-8")))
+    await fill(open_url(url))
 
     async def layout() -> int:
         async with Redis.from_url(url) as redis:
             return int(await redis.hget("{tw:default:0}:wheel", "format"))
 
-    return Store(Subject(open_url(url)), url, layout)
+    return Store(Subject(open_url(url)), url, layout, opening.LAYOUT)
 
 
 async def _postgresql(server: PostgresServer) -> Store:
@@ -106,32 +106,30 @@ Later = Callable[..., AbstractContextManager[None]]
 
 @pytest.fixture
 def later(tmp_path_factory: pytest.TempPathFactory) -> Later:
-    """``with later():`` as if this were a release that knows layout 2."""
+    """``with later():`` as if this were a release that knows one layout more."""
     folder = tmp_path_factory.mktemp("sql")
     (folder / "upgrade-2.sql").write_text(UPGRADE_SQL)
 
     @contextmanager
-    def layout_2(*upgrade: str) -> Iterator[None]:
+    def next_layout(*upgrade: str) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(database, "UPGRADES", {1: upgrade or UPGRADE})
             patch.setattr(postgresql_opening, "SQL", folder)
             patch.setattr(on_server, "LEADER_WATCH_S", 0.0)
             for module in (database, opening, postgresql_opening, postgresql_writer):
-                patch.setattr(module, "LAYOUT", 2)
+                patch.setattr(module, "LAYOUT", vars(module)["LAYOUT"] + 1)
             yield
 
-    return layout_2
+    return next_layout
 
 
-async def test_a_store_of_format_1_is_upgraded_when_it_is_opened(
-    store: Store, later: Later
-) -> None:
+async def test_a_store_is_upgraded_when_it_is_opened(store: Store, later: Later) -> None:
     """Nothing is lost, and the release before refuses it from then on."""
-    subject = store.subject
+    subject, written = store.subject, store.written
     with later():
         opened = await subject.open()
         assert (opened.epoch, opened.last_batch, opened.created) == (2, 5, False)
-        assert await store.layout() == 2
+        assert await store.layout() == written + 1
         rows = await subject.store.read(list(stored_tasks()))
         assert {i: task.row for i, task in rows.items()} == stored_tasks()
         assert (await subject.small()).records == content().records
@@ -141,9 +139,11 @@ async def test_a_store_of_format_1_is_upgraded_when_it_is_opened(
             letters = [row for row in content().dead.values() if row.group == "billing"]
             assert sorted(remarks) == sorted((row.id, row.reason) for row in letters)
         await subject.store.close(clean=True)
-    with pytest.raises(StoreUnusable, match="layout 2.*up to 1.*newer release"):
+    with pytest.raises(
+        StoreUnusable, match=f"layout {written + 1}.*up to {written}.*newer release"
+    ):
         await subject.store.open("me", 0)
-    assert await store.layout() == 2
+    assert await store.layout() == written + 1
 
 
 async def upgraded(url: str, *, dry_run: bool = False) -> Upgrade:
@@ -152,20 +152,23 @@ async def upgraded(url: str, *, dry_run: bool = False) -> Upgrade:
 
 
 async def test_an_upgrade_by_command_needs_no_daemon(store: Store, later: Later) -> None:
-    found = await upgraded(store.url)
-    assert (found.layout, found.needed, found.steps) == (1, 1, ())
+    found, written = await upgraded(store.url), store.written
+    assert (found.layout, found.needed, found.steps) == (written, written, ())
     with later():
         planned = await upgraded(store.url, dry_run=True)
-        assert (planned.layout, planned.needed, await store.layout()) == (1, 2, 1)
+        assert (planned.layout, planned.needed) == (written, written + 1)
+        assert await store.layout() == written
         assert planned.steps
         assert await upgraded(store.url) == planned
-        assert await store.layout() == 2
+        assert await store.layout() == written + 1
         assert (await upgraded(store.url)).steps == ()
         opened = await store.subject.open()
         assert (opened.epoch, opened.last_batch) == (2, 5)
         assert set(await store.subject.ids()) == stored_tasks().keys()
         await store.subject.store.close(clean=True)
-    with pytest.raises(StoreUnusable, match="layout 2.*up to 1.*newer release"):
+    with pytest.raises(
+        StoreUnusable, match=f"layout {written + 1}.*up to {written}.*newer release"
+    ):
         await upgraded(store.url)
 
 
@@ -180,7 +183,7 @@ async def test_an_upgrade_by_command_is_refused_while_a_daemon_runs(
     with later():
         with pytest.raises(StoreUnusable, match="is in use by|node/1 at host:1 leads"):
             await upgraded(store.url)
-        assert await store.layout() == 1
+        assert await store.layout() == store.written
     if election is not None:
         await election.close()
 

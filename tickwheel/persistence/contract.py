@@ -273,9 +273,9 @@ class Store(Reads, Protocol):
     async def recover_small(self) -> SmallState: ...
 
     def recover_handles(self, chunk: int = 10_000) -> AsyncIterator[Handles]:
-        """Yield every task row, in due order (ties by id). Tasks can be created and can end during
-        the iteration. Due times do not change, because commands by id wait until recovery has
-        ended."""
+        """Yield every task row, in due order (ties by id within a chunk). Tasks can be created and
+        can end during the iteration. Due times do not change, because commands by id wait until
+        recovery has ended."""
         ...
 
     def recover_keys(self) -> AsyncIterator[Keyed]:

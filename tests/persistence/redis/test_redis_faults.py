@@ -28,7 +28,7 @@ from tickwheel.persistence.contract import (
     StoreBroken,
     StoreLost,
 )
-from tickwheel.persistence.redis.layout import SEAL, Script, prepare
+from tickwheel.persistence.redis.layout import SEAL, Script, TopicNumbers, prepare
 from tickwheel.persistence.redis.writer import ReclaimNeeded, Sender
 
 S = "{tw:default:0}"
@@ -285,7 +285,7 @@ class TestTheScriptItself:
 
 async def _says(sender: Sender, status: str, n: int, effects: Effects) -> None:
     with pytest.raises(ReclaimNeeded, match=status):
-        prepared = prepare(effects, 1_000)
+        prepared = prepare(effects, 1_000, TopicNumbers())
         await sender.send(n, effects, prepared.flat, prepared.size_bytes)
 
 

@@ -72,7 +72,7 @@ class TestRedisCli:
         )
         assert await cli.zcard(f"{S}:prepare") == 3
         await subject.commit(ended([7]))
-        assert sorted(await cli.keys("*")) == [f"{S}:endings", f"{S}:wheel"]
+        assert sorted(await cli.keys("*")) == [f"{S}:endings", f"{S}:topics", f"{S}:wheel"]
 
     async def test_shows_the_queue_in_due_order_and_the_wheel(
         self, subject: Subject, cli: Redis
@@ -82,16 +82,17 @@ class TestRedisCli:
         effects = Effects(enqueued={10: late, 11: soon}, id_mark=11, position_ms=4_000)
         assert await subject.store.commit(1, "node/1", 1, effects)
         assert await cli.zrange(f"{S}:store", 0, -1, withscores=True) == [
-            ("0000000000000000011", 5_000),
-            ("0000000000000000010", 9_000),
+            ("0000000000000000011", 2**52 + 5_000 * 512 + 1 * 2),
+            ("0000000000000000010", 2**52 + 9_000 * 512 + 1 * 2),
         ]
+        assert await cli.hgetall(f"{S}:topics") == {"1": "t"}
         assert await cli.hlen(f"{S}:task") == 2
         wheel = await cli.hgetall(f"{S}:wheel")
         assert wheel["incarnation"] == _incarnation(subject)
         assert {name: wheel[name] for name in ("epoch", "owner", "last", "position_ms")} == {
             "epoch": "1", "owner": "node/1", "last": "1", "position_ms": "4000",
         }  # fmt: skip
-        assert wheel["format"] == "1"
+        assert wheel["format"] == "2"
 
     async def test_shows_dead_letters_by_id_and_group(self, subject: Subject, cli: Redis) -> None:
         await subject.open()
@@ -115,7 +116,7 @@ class TestRedisCli:
         await subject.open()
         await subject.commit(everything())
         keys = await cli.keys("*")
-        assert len(keys) == 10
+        assert len(keys) == 11
         assert all(key.startswith(f"{S}:") for key in keys)
 
 

@@ -36,6 +36,7 @@ class RedisMachine(StoreMachine):
     def redis_forgets_everything(self) -> None:
         """What every daemon knows once it has recovered is written back, by each for itself."""
         self.recover(5)
+        self.recover_keys()
         self.server.call("FLUSHDB")
         for store in self.stores.values():
             if isinstance(store, RedisStore) and store.mirror:

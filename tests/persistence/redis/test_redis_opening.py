@@ -237,7 +237,7 @@ class TestAShardThatIsNotOurs:
     @pytest.mark.parametrize(
         ("command", "match"),
         [
-            (("HSET", f"{S}:wheel", "format", 2), "layout 2.*up to 1.*newer"),
+            (("HSET", f"{S}:wheel", "format", 3), "layout 3.*up to 2.*newer"),
             (("HDEL", f"{S}:wheel", "last"), "lacks fields"),
             (("HSET", f"{S}:wheel", "rewriting", "node/7"), "because node/7 was rewriting it"),
         ],

@@ -83,8 +83,7 @@ class TestEverythingIsThereAgain:
         subject = pair[0]
         object.__setattr__(store(subject).options, "driver", driver)
         await subject.reopen()
-        await subject.store.recover_small()
-        await subject.handles()
+        await subject.recover()
         incarnation = store(subject).incarnation
         redis_server.call("FLUSHALL")
         refusals = await both(pair, tasks([10_000]))
@@ -153,8 +152,7 @@ class TestEverythingIsThereAgain:
         monkeypatch.setattr(recovery, "PAUSE_S", 0.02)
         subject = pair[0]
         await subject.reopen()
-        await subject.store.recover_small()
-        await subject.handles()
+        await subject.recover()
         redis_server.call("FLUSHALL")
         await comes(lambda: store(subject).rewrites)
         await pair[1].reopen()
@@ -424,8 +422,7 @@ class TestWhoMayNot:
         subject = make()
         await subject.open("newer")
         subject.n = subject.opened.last_batch
-        await subject.store.recover_small()
-        await subject.handles()
+        await subject.recover()
 
         async def commit(effects: Effects) -> None:
             subject.n += 1

@@ -93,8 +93,9 @@ class TestNothingIsKept:
         assert [i for some in handles for i in some.ids] == list(rows)
         assert [t for some in handles for t in some.topics] == [row.topic for row in rows.values()]
         assert (await subject.keys()).keys() == rows.keys()
-        assert len(replies) == 4
-        records = [record for lists, _ in replies for some in lists for record in some]
+        (lists, _) = replies[0]
+        assert len(replies) == 1, "a start reads records only of tasks with a key"
+        records = [record for some in lists for record in some]
         assert [BODY in record for record in records] == [i % 2 == 1 for i in rows]
 
     async def test_a_start_reads_rows_of_all_kinds_in_sequence(self, make: Make) -> None:

@@ -2,13 +2,14 @@
 batch for these scripts.
 
 **Keys.** Only this module defines the keys that an operator sees with redis-cli. All keys of a
-shard have one hash tag, so Redis Cluster keeps them on one node. Layout 1, for the shard ``S`` =
+shard have one hash tag, so Redis Cluster keeps them on one node. Layout 2, for the shard ``S`` =
 ``{tw:default:0}``:
 
 | key | type | contents |
 |---|---|---|
 | S:wheel | hash | epoch, owner, last (batch), position_ms, incarnation, format, id_mark, clean, … |
-| S:store | zset | StoreQueue: every unfinished task; score: due, in milliseconds |
+| S:store | zset | StoreQueue: every unfinished task; score: see ``TopicNumbers`` |
+| S:topics | hash | number → name of the topics that scores of the StoreQueue contain |
 | S:task | hash | id → record (all fields) |
 | S:prepare | zset | PrepareQueue: id/group in flight or waiting for a retry; score: see below |
 | S:progress | hash | id/group → record (exact deadline, attempt, failures) |
@@ -25,9 +26,11 @@ Invariants: a stored id has 19 digits with leading zeros, so the order of bytes 
 No number above 2^53 is ever a Lua number.
 
 The wheel's field ``format`` contains the number of the layout. Opening a shard that has an older
-layout updates the number, and older releases then refuse the shard. Existing keys do not change:
-keys that a later layout adds begin empty, and records have their own versions. (Shards from before
-the first release have a field ``layout`` instead, and are refused.)
+layout updates the number, and older releases then refuse the shard. Keys that a later layout adds
+begin empty, and records have their own versions. (Shards from before the first release have a field
+``layout`` instead, and are refused.) In layout 1, a score of the StoreQueue was the due time in
+milliseconds, which is below every score of layout 2: so the tasks that an upgrade has not changed
+yet are the first of the queue.
 
 **Scripts.** Scripts are composed of the files in ``lua/``. They apply a batch (at once, or staged
 in parts, sealed, and applied); open, claim, close and rewrite a shard; read without writing; and
@@ -52,7 +55,7 @@ and ``Records``.
 One argument contains up to a thousand new tasks, as a msgpack array that Lua in Redis unpacks in
 one call. If they were separate arguments, Redis would first create an object for each task, at 0.3
 µs. The encoding uses only msgpack forms that all versions of Redis read. Tasks are encoded when
-they are added; ``operations`` only sorts and joins. Due times ascend within a batch, because the
+they are added; ``operations`` only sorts and joins. Scores ascend within a batch, because the
 sorted set then inserts each task near the previous one.
 
 New tasks are most of a batch's cost in this process, so they are encoded ahead, while Redis still
@@ -70,7 +73,7 @@ from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.model.kinds import Kind, RecordKey
-from tickwheel.model.records import ProgressRow, ProgressState
+from tickwheel.model.records import MOMENT_MS_MAX, ProgressRow, ProgressState
 from tickwheel.persistence.codec import (
     encode_dead,
     encode_endings,
@@ -83,25 +86,25 @@ from tickwheel.persistence.codec import (
 from tickwheel.persistence.redis.driver import Packed, joined, pack_args
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from tickwheel.model.kinds import Effects
     from tickwheel.model.records import TaskRow
 
-LAYOUT = 1
+LAYOUT = 2
 ID_MAX = 2**63 - 1
 RETRY_MAX = 999
 """Maximum number of failures that the last three digits of a score can show."""
 
 NAMES = (
     "wheel", "store", "task", "prepare", "progress", "touched", "dead", "dead_record",
-    "records", "endings", "scratch",
+    "records", "endings", "scratch", "topics",
 )  # fmt: skip
 """The keys in the order in which they are passed to scripts: KEYS[1] is the wheel. ``scratch``
 never exists."""
 TYPES = (
     "hash", "zset", "hash", "zset", "hash", "hash", "zset", "hash",
-    "hash", "list", "string",
+    "hash", "list", "string", "hash",
 )  # fmt: skip
 KEY = {name: str(i + 1).encode() for i, name in enumerate(NAMES)}
 """Name of a key → the number that stands for it in operations."""
@@ -126,6 +129,11 @@ class Keys:
 
 def id_text(task_id: int) -> bytes:
     return b"%019d" % task_id
+
+
+def packed_ids(ids: Sequence[int]) -> Packed:
+    """Return the texts of ids as the last arguments of a command."""
+    return Packed(len(ids), (b"$19\r\n%019d\r\n" * len(ids)) % tuple(ids))
 
 
 def member(task_id: int, group: str) -> bytes:
@@ -195,7 +203,9 @@ GROUPS = _script("groups")
 
 READ = _script("keys", "sees", "read")
 DEAD_PAGE = _script("keys", "sees", "dead_page")
-HANDLES = _script("keys", "sees", "handles")
+POSITION = _script("keys", "sees", "position")
+RECORDS = _script("keys", "sees", "records")
+RESCORE = _script("keys", "fence", "rescore")
 
 INIT_LOOK = _script("keys", "init_seen", "init_look")
 INIT_LAY_OUT = _script("keys", "init_seen", "init_lay_out")
@@ -208,12 +218,97 @@ LEADER_RELEASE = _script("leader", "leader_release")
 NODES_BEAT = _script("nodes_beat")
 
 
+CODE_BITS = 9
+SCORE_MIN = 1 << 52
+"""The lowest score of layout 2."""
+NUMBERS_MAX = (1 << (CODE_BITS - 1)) - 1
+"""Maximum topics of a shard that have a number."""
+DUE_MS_MAX = (1 << (52 - CODE_BITS)) - 1
+"""The latest due time of a score below 2^53, so that it is an exact double."""
+assert MOMENT_MS_MAX <= DUE_MS_MAX
+
+
+class TopicNumbers:
+    """The numbers of topics in the scores of the StoreQueue, from which a start reads all that the
+    wheel has of a task: ``score = 2^52 + due_ms * 2^9 + number * 2 + has_key``.
+
+    A start reads the records of tasks with number 0: those of a topic without a number, because
+    ``NUMBERS_MAX`` others have one, and those with a due time that no score contains. Each batch
+    writes the numbers that it uses, so Redis has them whatever batches are repeated, refused or
+    lost.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._free = list(range(NUMBERS_MAX, 0, -1))
+        self._used: set[int] = set()
+
+    def load(self, names: Sequence[bytes | None]) -> None:
+        """Set the numbers that Redis has; ``names``: the topics with the numbers from 1 on."""
+        pairs = enumerate(names, 1)
+        self._numbers = {name.decode(): number for number, name in pairs if name is not None}
+        self._used.clear()
+        self._release(set(self._numbers.values()))
+
+    def keep(self, numbers: set[int]) -> None:
+        """Make all numbers free except these, which tasks have, and those used since ``load``."""
+        self._release(numbers | self._used)
+
+    def _release(self, kept: set[int]) -> None:
+        self._numbers = {topic: number for topic, number in self._numbers.items() if number in kept}
+        taken = set(self._numbers.values())
+        self._free = [number for number in range(NUMBERS_MAX, 0, -1) if number not in taken]
+
+    def of(self, topic: str) -> int:
+        """Return the number of a topic, which can be a new one; 0 if none is free."""
+        number = self._numbers.get(topic, 0)
+        if not number and self._free:
+            number = self._numbers[topic] = self._free.pop()
+        if number:
+            self._used.add(number)
+        return number
+
+    def names(self) -> list[str | None]:
+        """Return the topic of each code, None for codes that do not tell it."""
+        names: list[str | None] = [None] * (1 << CODE_BITS)
+        for topic, number in self._numbers.items():
+            names[2 * number] = names[2 * number + 1] = topic
+        return names
+
+    def scores(self, rows: Sequence[TaskRow]) -> list[int]:
+        """Return the scores of these tasks."""
+        topics: Collection[str] = {row[2] for row in rows}
+        if len(topics) > 1:
+            topics = dict.fromkeys([row[2] for row in rows])  # in order
+        bases = {topic: SCORE_MIN + 2 * self.of(topic) for topic in topics}
+        dues_ms = [row[1] for row in rows]
+        if rows and not 0 <= min(dues_ms) <= max(dues_ms) <= DUE_MS_MAX:
+            return [_score(bases[row[2]], row) for row in rows]
+        if len(bases) == 1 and [row[4] for row in rows].count(None) == len(rows):
+            (base,) = bases.values()
+            return [base + (due_ms << CODE_BITS) for due_ms in dues_ms]
+        return [
+            bases[row[2]] + (row[1] << CODE_BITS) + (row[4] is not None and row[4].key is not None)
+            for row in rows
+        ]
+
+    def pairs(self, topics: Iterable[str]) -> list[bytes]:
+        """Return numbers and names of these topics, for HSET."""
+        numbers = self._numbers
+        return _pairs((b"%d" % numbers[one], one.encode()) for one in topics if one in numbers)
+
+
+def _score(base: int, row: TaskRow) -> int:
+    due_ms = min(max(0, row.due_ms), DUE_MS_MAX)
+    if due_ms != row.due_ms:
+        base = SCORE_MIN
+    return base + (due_ms << CODE_BITS) + (row.options is not None and row.options.key is not None)
+
+
 NEW_ROWS = 500
 """Number of new tasks in one operation; they take a thousand arguments."""
 NEW_BYTES = 1 << 20
-_DUE_MIN, _DUE_MAX = 10**12, 10**13 - 1
-"""Range of the due times in milliseconds with thirteen digits, from 2001 to 2286."""
-_ID_SIZE, _PAIR_SIZE = 1 + 19, 1 + 13 + 1 + 19
+_ID_SIZE, _PAIR_SIZE = 1 + 19, 1 + 16 + 1 + 19
 _NEW = pack_args((b"NEW", KEY["store"], b"1")).data
 _RECORDS = pack_args((b"RECORDS", KEY["task"], b"1")).data
 
@@ -221,22 +316,23 @@ _RECORDS = pack_args((b"RECORDS", KEY["task"], b"1")).data
 class NewTasks:
     """The new tasks of one batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: TopicNumbers) -> None:
+        self._numbers = numbers
         self._queue: list[bytes] = []
-        """Due time and id of each task, packed as two consecutive strings."""
+        """Score and id of each task, packed as two consecutive strings."""
         self._record_operations: list[Packed] = []
 
     def add(self, rows: Sequence[TaskRow], records: Sequence[bytes]) -> None:
         """Add tasks with their records."""
         if not rows:
             return
-        queue = _due_pairs(rows)
+        queue = _score_pairs(self._numbers.scores(rows), rows)
         ids = [pair[-_ID_SIZE:] for pair in queue]
         for start in range(0, len(rows), NEW_ROWS):
             stop = start + NEW_ROWS
             _append_records(self._record_operations, ids[start:stop], records[start:stop])
-        # The order of the bytes equals the order of due times, because the packed lengths come
-        # first. The final sort is fast because its parts are already sorted.
+        # All scores have 16 digits, so the order of the bytes equals the order of scores. The
+        # final sort is fast because its parts are already sorted.
         queue.sort()
         self._queue += queue
 
@@ -263,20 +359,11 @@ def _head(size: int) -> bytes:
     return b"\xdb" + size.to_bytes(4, "big")
 
 
-def _short(text: bytes) -> bytes:
-    """Encode a string of up to 31 bytes in msgpack."""
-    return bytes((0xA0 | len(text),)) + text
-
-
-def _due_pairs(rows: Sequence[TaskRow]) -> list[bytes]:
-    """Encode due time and id of each task in msgpack. This takes half the time if all due times
-    have thirteen digits."""
-    dues = [row[1] for row in rows]
-    if min(dues) >= _DUE_MIN and max(dues) <= _DUE_MAX:
-        numbers = tuple(chain.from_iterable([(row[1], row[0]) for row in rows]))
-        text = (b"\xad%d\xb3%019d" * len(rows)) % numbers
-        return [text[at : at + _PAIR_SIZE] for at in range(0, len(text), _PAIR_SIZE)]
-    return [_short(b"%d" % row[1]) + _short(b"%019d" % row[0]) for row in rows]
+def _score_pairs(scores: Sequence[int], rows: Sequence[TaskRow]) -> list[bytes]:
+    """Encode score and id of each task in msgpack."""
+    numbers = tuple(chain.from_iterable(zip(scores, [row[0] for row in rows], strict=True)))
+    text = (b"\xb0%d\xb3%019d" * len(rows)) % numbers
+    return [text[at : at + _PAIR_SIZE] for at in range(0, len(text), _PAIR_SIZE)]
 
 
 def _append_records(
@@ -340,10 +427,16 @@ def records_of(
     )
 
 
-def operations(effects: Effects, endings_max: int, records: Records) -> list[Op]:
+def operations(
+    effects: Effects, endings_max: int, records: Records, numbers: TopicNumbers
+) -> list[Op]:
     """Return the operations for a batch's encoded rows, without its marks and new tasks."""
+    updated = list(effects.updated.values())
+    scores = numbers.scores(updated)
+    topics = {row[2] for row in chain(effects.enqueued.values(), updated)}
     ops: list[Op] = []
-    _updated(ops, effects.updated, records.updated)
+    _add(ops, b"HSET", "topics", numbers.pairs(topics))
+    _updated(ops, scores, effects.updated, records.updated)
     if effects.progress:
         _progress(ops, effects, records.progress)
     if effects.dead:
@@ -356,11 +449,13 @@ def operations(effects: Effects, endings_max: int, records: Records) -> list[Op]
     return ops
 
 
-def _updated(ops: list[Op], rows: dict[int, TaskRow], records: list[bytes]) -> None:
+def _updated(
+    ops: list[Op], scores: list[int], rows: dict[int, TaskRow], records: list[bytes]
+) -> None:
     if rows:
         ids = [b"%019d" % task_id for task_id in rows]
-        dues = [b"%d" % row.due_ms for row in rows.values()]
-        ops.append((b"ZADD", KEY["store"], _pairs(zip(dues, ids, strict=True))))
+        texts = [b"%d" % score for score in scores]
+        ops.append((b"ZADD", KEY["store"], _pairs(zip(texts, ids, strict=True))))
         ops.append((b"HSET", KEY["task"], _pairs(zip(ids, records, strict=True))))
 
 
@@ -471,7 +566,8 @@ class Encoded(NamedTuple):
 class AheadEncoder:
     """Encodes the new tasks of the open batch while Redis processes the previous batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: TopicNumbers) -> None:
+        self._numbers = numbers
         self._begin({})
 
     def add(self, enqueued: dict[int, TaskRow]) -> None:
@@ -499,7 +595,7 @@ class AheadEncoder:
         self._rows: list[TaskRow] = []
         self._records: list[bytes] = []
         self._records_bytes = 0
-        self._tasks = NewTasks()
+        self._tasks = NewTasks(self._numbers)
 
     def _encode(self, count: int) -> None:
         encoded_rows = len(self._rows)
@@ -520,9 +616,11 @@ class Prepared(NamedTuple):
     size_bytes: int
 
 
-def prepare(effects: Effects, endings_max: int, ahead: AheadEncoder | None = None) -> Prepared:
+def prepare(
+    effects: Effects, endings_max: int, numbers: TopicNumbers, ahead: AheadEncoder | None = None
+) -> Prepared:
     """Encode a batch. ``ahead`` may already have encoded some of its new tasks."""
-    encoded = (ahead or AheadEncoder()).finish(effects.enqueued)
+    encoded = (ahead or AheadEncoder(numbers)).finish(effects.enqueued)
     records = records_of(effects, endings_max, encoded.records, encoded.records_bytes)
-    other_ops = packed(operations(effects, endings_max, records))
+    other_ops = packed(operations(effects, endings_max, records, numbers))
     return Prepared(records, *parts([*encoded.operations, *other_ops]))

@@ -53,6 +53,7 @@ from tickwheel.persistence.redis.layout import (
     INIT_LOOK,
     INIT_UPGRADE,
     LAYOUT,
+    NUMBERS_MAX,
     OPEN,
     RIGHTS,
     TYPES,
@@ -263,15 +264,16 @@ async def begin_epoch(
     may_create: bool,
     epoch_min: int = 1,
     evidence: Sequence[Evidence] = (),
-) -> tuple[Opened, str]:
-    """Begin an epoch. Return the opened shard and its incarnation. Raise StoreUnusable,
-    ServerTrouble. The shard's identity is read first, to detect losses. The
-    read does not exclude other daemons; the leader's lease does."""
+) -> tuple[Opened, list[bytes | None]]:
+    """Begin an epoch. Return the opened shard, and the topics with the numbers from 1 on. Raise
+    StoreUnusable or ServerTrouble. The shard's identity is read first, to detect losses. The read
+    does not exclude other daemons; the leader's lease does."""
     identity, compared = await _read_identity(connection, keys, evidence)
     begun = next_epoch(f"store {options.name}: {keys.shard}", identity, compared, epoch_min)
     fresh = secrets.token_hex(8)
     past = past_text(begun.past, with_batches=False)
-    args = (owner.encode(), now_ms, fresh, LAYOUT, int(may_create), begun.epoch, past, *TYPES)
+    args = (owner.encode(), now_ms, fresh, LAYOUT, int(may_create), begun.epoch, past, NUMBERS_MAX,
+            *TYPES)  # fmt: skip
     reply: list[Any] = await connection.run(OPEN, keys.all, args)
     status = reply[0].decode()
     if status not in ("created", "opened"):
@@ -290,7 +292,7 @@ async def begin_epoch(
         is_branch=begun.is_branch,
         is_behind=begun.is_behind,
     )
-    return opened, opened.incarnation
+    return opened, reply[7]
 
 
 async def _read_identity(
@@ -424,7 +426,7 @@ class RedisAdministration:
             await inspect(connection, options)
             layout = await self._layout(connection)
             if 0 < layout < LAYOUT:
-                # New keys and fields of a layout begin empty.
+                # The next opening changes the scores of ``store``; see ``Recovering.upgrade``.
                 steps = (f"HSET {keys.shard}:wheel format {LAYOUT}",)
                 if not dry_run:
                     await self._watch(connection, watch_s)

@@ -162,15 +162,27 @@ class ReadClient:
             status = reply[0].decode()
             if status == "ok":
                 return reply[1], reply[2]
-            if status == "damaged":
-                raise StoreBroken(
-                    f"{self._options.name}: task {int(reply[1])} has no record in"
-                    f" {self._keys.shard}:task"
-                )
             if locked or attempt == TRIES - 1:
                 break
             await self._repair()
         raise StoreAway(f"{self._options.name} lacks confirmed batches ({status})")
+
+    async def checked(self, *command: Argument) -> Any:
+        """Return the reply to a command from a Redis with all confirmed batches."""
+        connection = self._connection
+        for _ in range(TRIES):
+            if self._writer.unsettled:
+                await self._repair()
+            args = (self._writer.incarnation, self._writer.last, 1)
+            reply = await self.call(*command)
+            connections = connection.connections
+            status = (await self._trying(connection.run, READ, self._keys.all, args))[0]
+            if connection.connections != connections:
+                continue
+            if status == b"ok":
+                return reply
+            await self._repair()
+        raise StoreAway(f"{self._options.name} lacks confirmed batches")
 
     async def look(self, *, locked: bool = False) -> None:
         """Check that Redis has all confirmed batches, before commands that do not check this."""

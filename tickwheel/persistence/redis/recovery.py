@@ -1,9 +1,10 @@
 """Recovery from Redis at a start, copies of a shard, and the rewrite of a Redis that has lost data.
 
-Recovery reads the small tables and then every task in due order, and fills the mirror with them.
-Concurrent batches take precedence over the records read. From the first chunk on, recovery waits
-while Redis does not answer: the daemon already serves, and if Redis comes back with older data,
-only this daemon has the tasks that it has since confirmed.
+Recovery reads the small tables, then the StoreQueue in due order, whose scores contain all that the
+wheel has of a task, and then the records: all of them to fill the mirror, or without a mirror those
+of tasks with a key. Concurrent batches take precedence over the records read. From the first chunk
+on, recovery waits while Redis does not answer: the daemon already serves, and if Redis comes back
+with older data, only this daemon has the tasks that it has since confirmed.
 
 ``copy_to_sqlite`` makes a consistent copy of a shard in use as a SQLite store. It reads the rows in
 pages, and applies every concurrent batch to the copy in order. Effects contain absolute states, so
@@ -30,15 +31,18 @@ import contextlib
 import logging
 import os
 from array import array
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from itertools import chain, compress
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from tickwheel import failpoints
 from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.kinds import Effects
+from tickwheel.model.records import TaskOptions, TaskRow
 from tickwheel.persistence.codec import Heads, decode_heads
 from tickwheel.persistence.contract import (
     CommitRefused,
@@ -55,41 +59,74 @@ from tickwheel.persistence.contract import (
     StoreLost,
 )
 from tickwheel.persistence.redis.driver import REFUSING, ServerError
-from tickwheel.persistence.redis.layout import HANDLES, Keys, id_text, split_member
+from tickwheel.persistence.redis.layout import (
+    CODE_BITS,
+    POSITION,
+    RECORDS,
+    SCORE_MIN,
+    Keys,
+    id_text,
+    packed_ids,
+    split_member,
+)
 from tickwheel.persistence.redis.mirror import Filling, Mirror, SmallRecords
 from tickwheel.persistence.redis.reader import ReadClient, Reader
 from tickwheel.persistence.redis.writer import Writer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tickwheel.persistence.filling import Filler
     from tickwheel.persistence.redis.writer import Tally
 
 ROWS_PER_SCAN = 500
-BYTES_PER_CHUNK = 8 << 20
-KEYS_PER_CHUNK = 10_000
+BYTES_PER_PART = 8 << 20
+IDS_PER_PAGE = 10_000
+OVERLAP = 500
+"""Number of tasks before a page that are read again, because tasks that end move the page."""
 BODILESS_BYTES_MIN = 256
 """Without a mirror, records of at least this many bytes are read without their bodies. For smaller
 ones, removing the body takes Redis longer than sending it."""
 NO_LIMIT = 1 << 53
 AWAY_RETRY_S = 0.5
+UPGRADE_LOG_S = 15.0
+_CODES, _DUE_BASE = (1 << CODE_BITS) - 1, SCORE_MIN >> CODE_BITS
+T = TypeVar("T")
 
 
-class _Columns(NamedTuple):
-    """Ids and key hashes of the tasks that have a key."""
+class _Page(NamedTuple):
+    """Consecutive tasks of the StoreQueue."""
 
-    ids: array[int]
-    hashes: array[int]
+    ids: list[int]
+    scores: list[int]
+    rank: int = 0
+    """Number of tasks up to the last of these, when they were read."""
+
+
+class _Head(NamedTuple):
+    due_ms: int
+    topic: str
+    key: str | None
 
 
 class Recovering:
     """Reads the state for a start from Redis, and fills the mirror."""
 
     def __init__(
-        self, read_client: ReadClient, keys: Keys, writer: Writer, mirror: Mirror, key_hash: KeyHash
+        self,
+        read_client: ReadClient,
+        keys: Keys,
+        writer: Writer,
+        mirror: Mirror,
+        key_hash: KeyHash,
+        name: str,
     ) -> None:
+        self._name = name
+        """The names of store and shard, for messages."""
         self._key_hash = key_hash
-        self._keyed = _Columns(array("q"), array("Q"))
-        """The tasks with keys that ``handles`` has read so far."""
+        self._unread = array("q")
+        """The tasks whose records ``keys`` reads: all to fill the mirror, else those with a key."""
+        self._has_handles = False
         self._read_client = read_client
         self._keys = keys
         self._writer = writer
@@ -125,87 +162,240 @@ class Recovering:
         parts = (item.partition(b":") for item in items)
         return [(int(count), record) for count, _, record in parts]
 
+    # --- the StoreQueue ------------------------------------------------------------------------
+
+    async def upgrade(self) -> None:
+        """Give all tasks of layout 1 a score of layout 2, soonest first. Call this before the shard
+        is used; after an interruption it continues. Raise StoreError."""
+        loop, count = asyncio.get_running_loop(), 0
+        log_s = loop.time()
+        while True:
+            ids, scores, _ = await self._page(None, IDS_PER_PAGE)
+            ids = ids[: bisect_left(scores, SCORE_MIN)]
+            if not ids:
+                break
+            if loop.time() >= log_s:
+                log.warning("%s: changing scores to layout 2: %d tasks done", self._name, count)
+                log_s += UPGRADE_LOG_S
+            heads = await self._heads(ids, waits=False)
+            rows = []
+            for task_id in ids:
+                if task_id not in heads:
+                    raise self._damaged(task_id)
+                due_ms, topic, key = heads[task_id]
+                options = None if key is None else TaskOptions(key=key)
+                rows.append(TaskRow(task_id, due_ms, topic, b"", options))
+            await self._writer.rescore(rows)
+            count += len(ids)
+        if count:
+            log.warning("%s: changed %d scores to layout 2", self._name, count)
+
     async def handles(self, chunk: int) -> AsyncIterator[Handles]:
         """See ``Store.recover_handles``. The chunks are read at different moments, but together
         have the state at the time of the first chunk: newer tasks are left out, tasks that have
         ended may be left out, and no due time changes before all handles are loaded."""
         filling = self._mirror.begin_filling()
-        self._keyed = _Columns(array("q"), array("Q"))
-        requested: asyncio.Future[list[bytes]] | None = None
-        first, is_complete = True, False
+        numbers, codes = self._writer.numbers, set[int]()
+        names, self._unread, self._has_handles = numbers.names(), array("q"), False
         try:
             filling.ask()
-            records = await self._page(None, chunk, waits=False)
-            while records:
-                if not first:  # after the first chunk, other reads of the daemon are more urgent
-                    requested = self._after(records[-1], filling, chunk)
-                    await asyncio.sleep(0)  # Redis reads the next page while this one is processed
-                heads = decode_heads(records)
-                changes = filling.take()
-                self._mirror.fill(changes.newer, heads.ids, records)
-                self._hash(heads)
-                handles = _exclude_tasks(filling.created, changes.ended, heads)
-                if handles.ids:
-                    yield handles
-                if first:
-                    failpoints.hit("recovery.middle")
-                    first = False
-                records = await (requested or self._after(records[-1], filling, chunk))
-            is_complete = True
+            first = await self._page(None, chunk)
+            handles = await self._handles_of(first, names, codes, filling, waits=False)
+            if handles.ids:
+                yield handles
+            failpoints.hit("recovery.middle")
+            if first.ids:  # only from here on are other reads of the daemon more urgent
+                async for page in _ahead(self._pages(first, chunk, filling)):
+                    handles = await self._handles_of(page, names, codes, filling, waits=True)
+                    if handles.ids:
+                        yield handles
+            numbers.keep({code >> 1 for code in codes})
+            self._has_handles = True
         finally:
-            if requested is not None and not (requested.cancel() or requested.cancelled()):
-                requested.exception()  # marks the exception as retrieved
-            self._mirror.end_filling(filling, is_complete=is_complete)
+            self._mirror.end_filling(filling, is_complete=False)
 
-    def _after(self, last: bytes, filling: Filling, chunk: int) -> asyncio.Future[list[bytes]]:
-        """Request the page after this record; it may lack batches applied from now on."""
-        filling.ask()
-        return asyncio.ensure_future(self._page(last, chunk, waits=True))
+    async def _pages(
+        self, after: _Page | None, count: int, filling: Filling
+    ) -> AsyncGenerator[_Page, None]:
+        """Yield the pages after a page (None: all). Each can lack batches that are applied after
+        its ``Filling.ask``."""
+        while True:
+            filling.ask()
+            page = await self._patient(partial(self._page, after, count))
+            if not page.ids:
+                return
+            yield page
+            after = page
 
-    def _hash(self, heads: Heads) -> None:
-        """Record the key hashes of the tasks that have a key."""
-        hash_of, (keyed_ids, hashes) = self._key_hash, self._keyed
-        for task_id, topic, key in zip(heads.ids, heads.topics, heads.keys, strict=True):
-            if key is not None:
-                keyed_ids.append(task_id)
-                hashes.append(hash_of(topic, key))
+    async def _page(self, after: _Page | None, count: int) -> _Page:
+        """Return ``count`` tasks after a page (None: from the beginning). Only ranks can be read
+        without a script, and ranks change, so some tasks before the page are read too."""
+        if after is None:
+            return await self._range(0, count)
+        last, rank = (after.scores[-1], after.ids[-1]), after.rank
+        while True:
+            start = max(0, rank - OVERLAP)
+            ids, scores, end = await self._range(start, count + OVERLAP)
+            if start and (not ids or (scores[0], ids[0]) > last):
+                args = (last[0], id_text(last[1]))
+                rank, _ = await self._read_client.script(POSITION, args)
+                continue
+            tied = bisect_left(scores, last[0]), bisect_right(scores, last[0])
+            at = bisect_right(ids, last[1], *tied)
+            if at < len(ids) or len(ids) < count + OVERLAP:
+                stop = min(at + count, len(ids))
+                return _Page(ids[at:stop], scores[at:stop], start + stop)
+            rank = end
+
+    async def _range(self, start: int, count: int) -> _Page:
+        """Return the tasks with these ranks."""
+        key, stop = self._keys.named["store"], start + count - 1
+        reply = await self._read_client.checked("ZRANGE", key, start, stop, "WITHSCORES")
+        # Redis 7.2 and later write some numbers with an exponent.
+        return _Page(
+            list(map(int, reply[::2])),
+            list(map(int, map(float, reply[1::2]))),
+            start + len(reply) // 2,
+        )
+
+    async def _handles_of(
+        self,
+        page: _Page,
+        names: Sequence[str | None],
+        codes: set[int],
+        filling: Filling,
+        *,
+        waits: bool,
+    ) -> Handles:
+        """Return the handles of a page, without tasks created or ended since its scan began. Add
+        the codes in their scores to ``codes``."""
+        ids, scores, _ = page
+        page_codes = [score & _CODES for score in scores]
+        topics = [names[code] for code in page_codes]
+        dues_ms = [(score >> CODE_BITS) - _DUE_BASE for score in scores]
+        codes.update(page_codes)
+        unnamed = [index for index, topic in enumerate(topics) if topic is None]
+        heads: dict[int, _Head] = {}
+        if unnamed:
+            heads = await self._heads([ids[index] for index in unnamed], waits=waits)
+        reads_all = self._mirror.keeps_records and not self._mirror.complete
+        created, ended = filling.created, filling.take().ended
+        excluded = created | ended if ended else created
+        for index in unnamed:
+            task_id = ids[index]
+            if (head := heads.get(task_id)) is not None:
+                dues_ms[index], topics[index], key = head
+                if key is not None and not reads_all:
+                    self._unread.append(task_id)
+            elif task_id not in excluded:
+                raise self._damaged(task_id)
+        if not reads_all and any(code & 1 for code in codes):
+            pairs = zip(ids, page_codes, strict=True)
+            self._unread.extend([task_id for task_id, code in pairs if code & 1 and code > 1])
+        if not excluded.isdisjoint(ids):
+            kept = [index for index, task_id in enumerate(ids) if task_id not in excluded]
+            ids, dues_ms = [ids[index] for index in kept], [dues_ms[index] for index in kept]
+            topics = [topics[index] for index in kept]
+        if reads_all:
+            self._unread.extend(ids)
+        if len(set(page_codes)) > 1:  # else the scores order ties by id
+            rows = sorted(zip(dues_ms, ids, topics, strict=True))
+            dues_ms, ids, topics = (
+                [row[0] for row in rows],
+                [row[1] for row in rows],
+                [row[2] for row in rows],
+            )
+        return Handles(ids, dues_ms, cast("list[str]", topics))
+
+    # --- records -------------------------------------------------------------------------------
 
     async def keys(self) -> AsyncIterator[Keyed]:
-        """See ``Store.recover_keys``."""
-        keyed, self._keyed = self._keyed, _Columns(array("q"), array("Q"))
-        for start in range(0, len(keyed.ids), KEYS_PER_CHUNK):
-            stop = start + KEYS_PER_CHUNK
-            yield Keyed(keyed.ids[start:stop], keyed.hashes[start:stop])
+        """See ``Store.recover_keys``. Fill the mirror on the way."""
+        ids, self._unread = self._unread, array("q")
+        filling, is_complete = self._mirror.begin_filling(), False
+        try:
+            async for heads in _ahead(self._filled(ids, filling)):
+                yield self._hashed(heads)
+            is_complete = self._has_handles
+        finally:
+            self._mirror.end_filling(filling, is_complete=is_complete)
 
-    async def _page(self, last: bytes | None, chunk: int, *, waits: bool) -> list[bytes]:
-        """Return the records after ``last`` in due order (None: from the beginning). Without a
-        mirror, large records have no bodies. ``waits``: retry while Redis does not answer."""
-        score = member = b""
-        if last is not None:
-            (task_id,), (due_ms,), *_ = decode_heads([last])
-            score, member = b"%d" % due_ms, id_text(task_id)
+    def _hashed(self, heads: Heads) -> Keyed:
+        """Return the tasks that have a key."""
+        has_key = [key is not None for key in heads.keys]
+        topics = list(compress(heads.topics, has_key))
+        keys = [key for key in heads.keys if key is not None]
+        ids = array("q", compress(heads.ids, has_key))
+        return Keyed(ids, array("Q", self._key_hash.of_many(topics, keys) if keys else ()))
+
+    async def _filled(self, ids: Sequence[int], filling: Filling) -> AsyncGenerator[Heads, None]:
+        """Yield the heads of tasks after the mirror has their records."""
         bodiless_bytes_min = NO_LIMIT if self._mirror.keeps_records else BODILESS_BYTES_MIN
-        args = (score, member, chunk, BYTES_PER_CHUNK, bodiless_bytes_min)
+        filling.ask()
+        async for part, records in self._records(ids, bodiless_bytes_min):
+            found, found_ids = [record for record in records if record is not None], part
+            if len(found) < len(records):
+                found_ids = list(compress(part, [record is not None for record in records]))
+            self._mirror.fill(filling.take().newer, found_ids, found)
+            filling.ask()
+            if len(found) < len(records):
+                await self._check_ended(sorted(set(part).difference(found_ids)))
+            yield decode_heads(found)
+
+    async def _check_ended(self, ids: Sequence[int]) -> None:
+        """Raise StoreBroken if one of these tasks, which have no record, is in the StoreQueue."""
+        key = self._keys.named["store"]
+        read = partial(self._read_client.checked, "ZMSCORE", key, packed_ids(ids))
+        for task_id, score in zip(ids, await self._patient(read), strict=True):
+            if score is not None:
+                raise self._damaged(task_id)
+
+    async def _heads(self, ids: Sequence[int], *, waits: bool) -> dict[int, _Head]:
+        """Return the tasks that exist, by id."""
+        found: dict[int, _Head] = {}
+        async for _, records in self._records(ids, BODILESS_BYTES_MIN, waits=waits):
+            heads = decode_heads([record for record in records if record is not None])
+            rows = map(_Head, heads.dues_ms, heads.topics, heads.keys)
+            found.update(zip(heads.ids, rows, strict=True))
+        return found
+
+    async def _records(
+        self, ids: Sequence[int], bodiless_bytes_min: int, *, waits: bool = True
+    ) -> AsyncGenerator[tuple[Sequence[int], list[bytes | None]], None]:
+        """Yield ids with their records, None for a task that does not exist, in bounded parts."""
+        start = 0
+        while start < len(ids):
+            part = ids[start : start + IDS_PER_PAGE]
+            args = (BYTES_PER_PART, bodiless_bytes_min, packed_ids(part))
+            read = partial(self._read_client.script, RECORDS, args)
+            lists, count = await (self._patient(read) if waits else read())
+            yield part[:count], list(chain.from_iterable(lists))
+            start += count
+
+    async def _patient(self, read: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a read while Redis does not answer."""
         while True:
             try:
-                lists, _ = await self._read_client.script(HANDLES, args)
-                return list(chain.from_iterable(lists))
+                return await read()
             except StoreAway:
-                if not waits:
-                    raise
-            await asyncio.sleep(AWAY_RETRY_S)
+                await asyncio.sleep(AWAY_RETRY_S)
+
+    def _damaged(self, task_id: int) -> StoreBroken:
+        return StoreBroken(f"{self._name}: task {task_id} has no record in {self._keys.shard}:task")
 
 
-def _exclude_tasks(created: set[int], ended: set[int], heads: Heads) -> Handles:
-    """Return the handles without tasks created or ended since the scan began."""
-    ids, dues_ms, topics, _ = heads
-    excluded = created | ended if ended else created
-    if not excluded:
-        return Handles(ids, dues_ms, topics)
-    indexes = [i for i, task_id in enumerate(ids) if task_id not in excluded]
-    return Handles(
-        [ids[i] for i in indexes], [dues_ms[i] for i in indexes], [topics[i] for i in indexes]
-    )
+async def _ahead(source: AsyncGenerator[T, None]) -> AsyncIterator[T]:
+    """Yield from ``source``, which produces the next item while one is processed."""
+    following = asyncio.ensure_future(anext(source, None))
+    try:
+        while (item := await following) is not None:
+            following = asyncio.ensure_future(anext(source, None))
+            await asyncio.sleep(0)  # the request for the next item is sent
+            yield item
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await source.aclose()
 
 
 async def copy_to_sqlite(

@@ -45,6 +45,7 @@ from tickwheel.persistence.on_server import (
     ServerStore,
     ServerTrouble,
     opening_errors,
+    unreachable,
     unusable,
 )
 from tickwheel.persistence.redis import opening
@@ -103,7 +104,7 @@ class RedisStore(ServerStore):
         self._writer.landed = self._reader.landed
         self._key_seed = secrets.token_bytes(SEED_BYTES)
         key_hash = KeyHash(self._key_seed)
-        self._recovering = Recovering(read_client, keys, self._writer, self._mirror, key_hash)
+        self._recovering = Recovering(read_client, keys, self._writer, self._mirror, key_hash, name)
         self._watch = Watch(read_client, self._rewriter)
 
     @property
@@ -154,6 +155,7 @@ class RedisStore(ServerStore):
         try:
             opened = await self._open(owner, now_ms, epoch_min, may_create, evidence)
             await reading
+            await self._upgrade()
         except BaseException:
             await finish_despite_cancellation(self._close_both(reading))
             raise
@@ -194,15 +196,22 @@ class RedisStore(ServerStore):
         with opening_errors(self.name):
             await opening.inspect(connection, self.options)
             self._durability = await opening.durability(connection, self.options)
-            opened, incarnation = await opening.begin_epoch(
+            opened, topics = await opening.begin_epoch(
                 connection, self.keys, self.options, owner, now_ms, may_create, epoch_min, evidence
             )
-            await self._writer.begin(owner, opened, incarnation)
+            await self._writer.begin(owner, opened, topics)
             if opened.created:
                 self._mirror.mark_complete()
             elif self.options.mirror:
                 self._mirror.expect(await opening.estimate(connection, self.keys))
         return opened
+
+    async def _upgrade(self) -> None:
+        try:
+            with opening_errors(self.name):
+                await self._recovering.upgrade()
+        except StoreAway as error:
+            raise unreachable(self.name, error) from error
 
     async def recover_small(self) -> SmallState:
         self._check_open()

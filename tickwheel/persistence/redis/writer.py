@@ -54,6 +54,7 @@ from tickwheel.persistence.redis.layout import (
     COMMIT,
     LAYOUT,
     PART_BYTES_MAX,
+    RESCORE,
     REWRITE,
     SEAL,
     STAGE,
@@ -61,6 +62,7 @@ from tickwheel.persistence.redis.layout import (
     Keys,
     Prepared,
     Script,
+    TopicNumbers,
     id_text,
     prepare,
 )
@@ -68,6 +70,7 @@ from tickwheel.persistence.redis.layout import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 
+    from tickwheel.model.records import TaskRow
     from tickwheel.persistence.redis.connection import Connection
     from tickwheel.persistence.redis.driver import RedisOptions
     from tickwheel.persistence.redis.mirror import Mirror
@@ -378,7 +381,8 @@ class Writer:
         self._claimant = Claimant(connection, keys, options.name)
         self._sender = Sender(connection, keys)
         self._kept = KeptBatches(options.keep_ms, options.keep_bytes)
-        self.ahead = AheadEncoder()
+        self.numbers = TopicNumbers()
+        self.ahead = AheadEncoder(self.numbers)
         self._claimed = 0
         self._unreplicated = False
         self._replaying = False
@@ -422,12 +426,13 @@ class Writer:
         """Whether a read can see part of a batch, or an incomplete shard."""
         return self._sender.staged or self.rewriting
 
-    async def begin(self, owner: str, opened: Opened, incarnation: str) -> None:
-        """Begin to write in an opened epoch. Finish a batch that the previous owner applied
-        partly."""
+    async def begin(self, owner: str, opened: Opened, topics: Sequence[bytes | None]) -> None:
+        """Begin to write in an opened epoch. Finish a batch that the previous owner applied partly.
+        ``topics``: see ``TopicNumbers.load``."""
         sender = self._sender = Sender(self._connection, self._keys)
         sender.owner, sender.epoch, sender.id_mark = owner, opened.epoch, opened.id_mark
-        self.incarnation = incarnation
+        self.incarnation = opened.incarnation
+        self.numbers.load(topics)
         self.last = self.base = opened.last_batch
         self.position_ms = opened.position_ms
         self._claimed, self._unconfirmed, self._unreplicated = 0, 0, False
@@ -439,6 +444,18 @@ class Writer:
         async with self.lock:
             await self._ready()
             status, _ = await self._sender.run(CLOSE, (), ())
+        if status != "applied":
+            raise StoreError(f"{self._options.name} no longer belongs to this daemon ({status})")
+
+    async def rescore(self, rows: Sequence[TaskRow]) -> None:
+        """Give stored tasks their scores in the StoreQueue. Raise StoreError."""
+        scores, pairs = self.numbers.scores(rows), self.numbers.pairs({row.topic for row in rows})
+        args: list[Argument] = [len(pairs) // 2, *pairs]
+        for score, row in zip(scores, rows, strict=True):
+            args += (score, id_text(row.id))
+        async with self.lock:
+            await self._ready()
+            status, _ = await self._sender.run(RESCORE, (), tuple(args))
         if status != "applied":
             raise StoreError(f"{self._options.name} no longer belongs to this daemon ({status})")
 
@@ -466,14 +483,14 @@ class Writer:
         for _ in range(ROUNDS_MAX):
             await self._ready()
             if 0 < n == self._unconfirmed:
-                self._landed(n, effects, prepare(effects, self._endings_max))
+                self._landed(n, effects, prepare(effects, self._endings_max, self.numbers))
             if n <= self.last:
                 await self._replicated(n)
                 return False
             if n > self.last + 1:
                 raise CommitRefused(f"batch {n} does not follow batch {self.last}")
             if prepared is None:
-                prepared = prepare(effects, self._endings_max, self.ahead)
+                prepared = prepare(effects, self._endings_max, self.numbers, self.ahead)
                 if effects.enqueued and not self.rewriting:
                     self._mirror.admit(n, prepared.records)
             try:
@@ -599,7 +616,7 @@ class Writer:
         unknown = self._sender.unknown
         try:
             for n, effects in self._kept.since(last + 1):
-                prepared = prepare(effects, self._endings_max)
+                prepared = prepare(effects, self._endings_max, self.numbers)
                 await self._sender.send(n, effects, prepared.flat, prepared.size_bytes)
         finally:
             self._sender.unknown = unknown

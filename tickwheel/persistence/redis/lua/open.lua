@@ -1,5 +1,5 @@
 -- owner, now, incarnation of a new shard, newest known layout, whether to create it (0/1), lowest
--- epoch, earlier epochs, types of the keys …
+-- epoch, earlier epochs, number of topics that can have numbers, types of the keys …
 local kind = redis.call('TYPE', WHEEL).ok
 if kind == 'none' then
   for k = 2, #KEYS do
@@ -10,11 +10,11 @@ if kind == 'none' then
   redis.call('HSET', WHEEL, 'format', ARGV[4], 'incarnation', ARGV[3], 'epoch', ARGV[6],
     'owner', ARGV[1], 'last', 0, 'id_mark', '0000000000000000000', 'position_ms', 0,
     'clean', 0, 'opened_ms', ARGV[2], 'link', 0, 'endings', 0)
-  return {'created', ARGV[6], '0', '0', '0', '1', ARGV[3]}
+  return {'created', ARGV[6], '0', '0', '0', '1', ARGV[3], {}}
 end
 for k = 1, #KEYS do
   kind = redis.call('TYPE', KEYS[k]).ok
-  if kind ~= 'none' and kind ~= ARGV[7 + k] then return {'foreign', KEYS[k]} end
+  if kind ~= 'none' and kind ~= ARGV[8 + k] then return {'foreign', KEYS[k]} end
 end
 local w = redis.call('HMGET', WHEEL, 'format', 'epoch', 'last', 'id_mark', 'position_ms',
   'clean', 'incarnation', 'link', 'rewriting')
@@ -29,4 +29,7 @@ redis.call('HSET', WHEEL, 'epoch', epoch)
 redis.call('HSET', WHEEL, 'format', ARGV[4], 'owner', ARGV[1], 'clean', 0, 'opened_ms', ARGV[2],
   'past', ARGV[7])
 redis.call('HDEL', WHEEL, 'branch')
-return {'opened', tostring(epoch), w[3], w[4], w[5], w[6], w[7]}
+local numbers = {}
+for k = 1, tonumber(ARGV[8]) do numbers[k] = k end
+return {'opened', tostring(epoch), w[3], w[4], w[5], w[6], w[7],
+  redis.call('HMGET', TOPICS, unpack(numbers))}
