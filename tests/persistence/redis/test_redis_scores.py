@@ -100,6 +100,30 @@ async def test_more_topics_than_numbers(
 
 
 @MIRRORS
+async def test_a_topic_with_two_numbers(
+    make: Make, monkeypatch: pytest.MonkeyPatch, query: str
+) -> None:
+    """It had no task for a while. None of its numbers is given away before all tasks are known."""
+    for module in (layout, opening):
+        monkeypatch.setattr(module, "NUMBERS_MAX", 2)
+    subject = make(query)
+    await subject.open()
+    await subject.commit(Effects(enqueued=rows_of("ab", 2)))
+    await subject.commit(ended([1, 2]))
+    await subject.reopen()
+    await subject.recover()
+    rows = {10: TaskRow(10, 10, "a", b"")}
+    await subject.commit(Effects(enqueued=dict(rows)))  # with the number that "b" had
+    await subject.reopen()
+    assert store(subject)._writer.numbers._names == {1: "a", 2: "a"}
+    rows[20] = TaskRow(20, 20, "c", b"")
+    await subject.commit(Effects(enqueued={20: rows[20]}))
+    await check(subject, rows)
+    await subject.reopen()
+    await check(subject, rows)
+
+
+@MIRRORS
 async def test_due_times_that_no_score_contains(make: Make, query: str) -> None:
     subject = make(query)
     await subject.open()

@@ -239,31 +239,34 @@ class TopicNumbers:
     """
 
     def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-        self._free = list(range(NUMBERS_MAX, 0, -1))
+        self._names: dict[int, str] = {}
+        """Number → topic. A topic that had no task for a while can have two numbers."""
         self._used: set[int] = set()
+        self._index()
 
     def load(self, names: Sequence[bytes | None]) -> None:
         """Set the numbers that Redis has; ``names``: the topics with the numbers from 1 on."""
         pairs = enumerate(names, 1)
-        self._numbers = {name.decode(): number for number, name in pairs if name is not None}
+        self._names = {number: name.decode() for number, name in pairs if name is not None}
         self._used.clear()
-        self._release(set(self._numbers.values()))
+        self._index()
 
     def keep(self, numbers: set[int]) -> None:
         """Make all numbers free except these, which tasks have, and those used since ``load``."""
-        self._release(numbers | self._used)
+        kept = numbers | self._used
+        self._names = {number: topic for number, topic in self._names.items() if number in kept}
+        self._index()
 
-    def _release(self, kept: set[int]) -> None:
-        self._numbers = {topic: number for topic, number in self._numbers.items() if number in kept}
-        taken = set(self._numbers.values())
-        self._free = [number for number in range(NUMBERS_MAX, 0, -1) if number not in taken]
+    def _index(self) -> None:
+        self._numbers = {topic: number for number, topic in self._names.items()}
+        self._free = [number for number in range(NUMBERS_MAX, 0, -1) if number not in self._names]
 
     def of(self, topic: str) -> int:
         """Return the number of a topic, which can be a new one; 0 if none is free."""
         number = self._numbers.get(topic, 0)
         if not number and self._free:
             number = self._numbers[topic] = self._free.pop()
+            self._names[number] = topic
         if number:
             self._used.add(number)
         return number
@@ -271,7 +274,7 @@ class TopicNumbers:
     def names(self) -> list[str | None]:
         """Return the topic of each code, None for codes that do not tell it."""
         names: list[str | None] = [None] * (1 << CODE_BITS)
-        for topic, number in self._numbers.items():
+        for number, topic in self._names.items():
             names[2 * number] = names[2 * number + 1] = topic
         return names
 
