@@ -170,7 +170,7 @@ class Recovering:
         loop, count = asyncio.get_running_loop(), 0
         log_s = loop.time()
         while True:
-            ids, scores, _ = await self._page(None, IDS_PER_PAGE)
+            ids, scores, _ = await self._range(0, IDS_PER_PAGE if count else 1)
             ids = ids[: bisect_left(scores, SCORE_MIN)]
             if not ids:
                 break
