@@ -221,8 +221,20 @@ class StoreRules(RuleBasedStateMachine):
                 self._land()
             while self._seal(everything=True):
                 self._land()
+            left_ms = self._left_ms()
             self.rig.stop_and_start(down_ms=down_ms, back_ms=back_ms)
             self._restarted(10**9)
+            for key, now_left_ms in self._left_ms().items():
+                assert now_left_ms <= left_ms[key], "no start prolongs a lease"
+
+    def _left_ms(self) -> dict[tuple[int, str], int]:
+        """How long each lease lasts."""
+        return {
+            (lease.id, lease.group.name): max(0, lease.deadline_mono_ms - self.rig.mono_ms)
+            for topic in self.rig.core.topics.values()
+            for group in topic.groups.values()
+            for lease in group.flight.values()
+        }
 
     def _restarted(self, lease_ms_max: int) -> None:
         rig = self.rig
