@@ -105,7 +105,7 @@ class RetryPolicy:
         hashed = ((task_id * _SPREAD + failed * 0xD1B54A32D192ED03) >> 11) & 0xFFFFF
         swing = (hashed / 0xFFFFF * 2.0 - 1.0) * self.jitter
         swung = plain * (1.0 + swing)
-        return max(0, int(min(swung, cap_ms) if self.kind == "exponential" else swung))
+        return max(0, int(min(swung, cap_ms) if "cap_ms" in FIELDS[self.kind] else swung))
 
     def _plain_ms(self, failed: int) -> float:
         if self.kind == "fixed":
@@ -232,7 +232,7 @@ def checked(fields: Mapping[str, Any], field: str, default: RetryPolicy) -> Retr
             defaults[name] = max(default.cap_ms, numbers["base_ms"])
         value = present.get(name, defaults.get(name))
         numbers[name] = check_number(name, value, f"{field}.{name}")
-    if kind == "exponential" and numbers["cap_ms"] < numbers["base_ms"]:
+    if "cap_ms" in numbers and numbers["cap_ms"] < numbers["base_ms"]:
         raise InvalidPolicy(
             f"{field}.cap_ms must be at least base_ms ({numbers['base_ms']}), not"
             f" {numbers['cap_ms']}"

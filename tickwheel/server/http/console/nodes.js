@@ -71,7 +71,7 @@ export async function open(main, query, signal) {
     const all = [...(status.active ? [{ ...status.active, role: "active" }] : []), ...status.standbys.map((row) => ({ ...row, role: "standby" }))];
     if (!all.some(isThis)) all.push({ node: status.node, address: status.address, http: status.http, role: status.role, since_ms: status.since_ms, epoch: status.epoch || null });
     others.set(all.map((row) => ({ ...row, isThis: isThis(row) })));
-    const isShared = (status.store ?? "").startsWith("redis");
+    const isShared = !/^(sqlite|memory):/.test(status.store ?? "memory:");
     said.textContent = !isShared ? "Only this daemon uses its store; no other daemon can take over."
       : `${status.active ? "" : "There is no known leader at the moment. "}Standbys register in the store. A standby that stops or cannot reach the store disappears after a few seconds.`;
     fill(node, section(each.length ? `All shards; single values are those of shard ${status.shard}` : `Node ${status.node}${status.shards ? `, shard ${status.shard}` : ""}`, facts([
