@@ -56,6 +56,8 @@ class LinkOptions(ConnectOptions):
     name: str
     retries: int
     codec: Codec
+    retries_refusals: bool = True
+    """Whether a request that a daemon refuses for the moment is repeated."""
     checker: TaskChecker = field(default_factory=TaskChecker)
     checks: Checks = field(default_factory=Checks)
     session: bytes | None = None
@@ -156,9 +158,10 @@ class Link:
             asked=self._asked, greeted=self._greeted,
         )  # fmt: skip
         reconnector.number_from(options.first_number)
-        self.producer = Producer(reconnector, options.total_s, options.retries)
+        retries = options.retries if options.retries_refusals else 0
+        self.producer = Producer(reconnector, options.total_s, retries)
         self.acks = Acks(reconnector, options.total_s)
-        self.calls = Calls(reconnector, options.total_s, options.retries)
+        self.calls = Calls(reconnector, options.total_s, retries)
         parts = None if self._callbacks is None else self._callbacks.parts
         self.subscriptions = Subscriptions(reconnector, self.calls, self.acks, options.codec, parts)
         self.answers = Answers(options.checks, reconnector, self.calls)

@@ -100,7 +100,11 @@ class LinkedClient(Client):
 
 
 class WireClient(LinkedClient):
-    """A client that takes and returns values in wire form."""
+    """A client that takes and returns values in wire form. It passes refusals on at once."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        super().__init__(url, **options)
+        self._options.retries_refusals = False
 
     def checked_size(self, tasks: tuple[Any, ...]) -> int:
         """Return the maximum bytes that the tasks take in a frame. A subclass may refuse them."""

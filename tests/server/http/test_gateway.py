@@ -25,7 +25,7 @@ from tickwheel.api.verbs import VERBS
 from tickwheel.client import Client, wire
 from tickwheel.client import shards as client_shards
 from tickwheel.clock import Clock
-from tickwheel.errors import Conflict, SendTimeout
+from tickwheel.errors import Conflict, Overloaded, SendTimeout
 from tickwheel.gateway import Gateway
 from tickwheel.model.values import SHARD_BITS
 from tickwheel.server.access import tokens
@@ -35,6 +35,8 @@ from tickwheel.server.http.pages import document_bytes
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import Settings
 from tickwheel.server.shard import backups
+from tickwheel.server.shard.enqueue import Producing
+from tickwheel.server.shard.overview import Watching
 from tickwheel.webhooks import Callback, callback_token
 
 COUNT = 3
@@ -933,6 +935,25 @@ async def test_kept_clients_are_limited(guarded: Guarded, monkeypatch: pytest.Mo
     assert (full.status, full.json["code"]) == (429, "overloaded")
     waiting.leave()
     await soon(waiting.task)
+
+
+async def test_a_refusal_of_a_shard_is_passed_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a lone daemon: who asks decides whether and when to ask again."""
+    asked: list[Any] = []
+
+    def refuse(*args: Any) -> Any:
+        asked.append(args)
+        raise Overloaded("a queue is full")
+
+    monkeypatch.setattr(Producing, "enqueue", refuse)
+    monkeypatch.setattr(Watching, "stats", refuse)
+    hall = await Hall(monkeypatch).start()
+    for method, path, body in (("POST", "/v1/tasks", {"topic": "t"}), ("GET", "/v1/stats", None)):
+        asked.clear()
+        full = await hall.refused(method, path, body)
+        assert (full.status, full.json["code"]) == (429, "overloaded")
+        assert len(asked) <= COUNT, "each shard is asked once"
+    await hall.stop()
 
 
 async def test_a_client_with_leases_is_never_evicted(
