@@ -37,7 +37,7 @@ from tickwheel.model.kinds import SESSION, Effects, keyed
 from tickwheel.model.records import ID_STEP, SessionRow, TaskRow
 from tickwheel.persistence.redis.connection import connect as connect_driver
 from tickwheel.persistence.redis.driver import options_from, pack
-from tickwheel.persistence.redis.layout import COMMIT, prepare
+from tickwheel.persistence.redis.layout import COMMIT, TopicNumbers, prepare
 from tickwheel.persistence.redis.store import RedisStore
 from tickwheel.persistence.sqlite.database import SqliteOptions
 from tickwheel.persistence.sqlite.store import SqliteStore, StoreThread
@@ -244,9 +244,9 @@ def driver_ping(folder: Path, count: int) -> Price:
 
 def packing(folder: Path, count: int) -> Price:
     """Time the encoding of the batch as arguments of its script."""
-    endings_max = options_from("redis://localhost/0").endings_max
+    endings_max, numbers = options_from("redis://localhost/0").endings_max, TopicNumbers()
     batches = {number: lone_batch(number) for number in range(1, count + 1)}
-    return repeated(lambda number: prepare(batches[number], endings_max), count)
+    return repeated(lambda number: prepare(batches[number], endings_max, numbers), count)
 
 
 def plain_script(folder: Path, count: int, *, of_redis: bool = False) -> Price:
@@ -283,7 +283,7 @@ def script_command(store: RedisStore, epoch: int, link: bytes, number: int) -> b
     """Return the command that the store sends for a batch without others."""
     effects = lone_batch(number)
     ((lowest, _),) = effects.enqueued.items()
-    (flat,) = prepare(effects, store.options.endings_max).flat
+    (flat,) = prepare(effects, store.options.endings_max, TopicNumbers()).flat
     fence, keys = (epoch, OWNER, link), store.keys.all
     marks = (number, 1, b"%019d" % lowest, b"%019d" % effects.id_mark, effects.position_ms)
     return b"".join(pack(("EVALSHA", COMMIT.sha, len(keys), *keys, *fence, *marks, flat)))
