@@ -29,6 +29,7 @@ class EncodingStore(GatedStore):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self._sqlite = SqliteStore(str(folder / "beside.db"))
+        self._numbers = layout.TopicNumbers()
         self.batches = 0
 
     async def open(
@@ -38,7 +39,7 @@ class EncodingStore(GatedStore):
         return await super().open(owner, now_ms, epoch_min=epoch_min, evidence=evidence)
 
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
-        layout.prepare(effects, ENDINGS_MAX)
+        layout.prepare(effects, ENDINGS_MAX, self._numbers)
         await self._sqlite.commit(epoch, owner, n, effects)
         self.batches += 1
         return await super().commit(epoch, owner, n, effects)

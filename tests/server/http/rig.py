@@ -59,6 +59,7 @@ class Request:
         connection: dict[str, Any] | None = None,
     ) -> None:
         self.response = Response()
+        self._text = f"{method} {target} {body!r:.300}"
         self._messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._gone = asyncio.Event()
         self.reads = asyncio.Event()
@@ -122,7 +123,8 @@ class Request:
             if self.task.done():
                 self.task.result()
                 return self.response
-        raise AssertionError(f"not answered: {self.response.__dict__}")
+        where = self.task.get_stack(limit=1)
+        raise AssertionError(f"{self._text} is not answered: {self.response.__dict__}, {where}")
 
     async def until(self, condition: Callable[[Response], object]) -> Response:
         async for _ in Turns():
