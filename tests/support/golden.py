@@ -2,8 +2,9 @@
 
 ``PYTHONPATH=tests python -m support.golden tests/golden/v1`` writes those of this checkout:
 ``records.json`` (each case of ``cases``), ``sqlite.sql`` and ``redis.json`` (what the two stores
-keep of ``content`` and what follows it). Files of a version that was released must decode for ever
-and are never written again; CONTRIBUTING says when that holds.
+keep of ``content`` and what follows it), the last one in the folder of its layout. Files of a
+version that was released must decode for ever and are never written again; CONTRIBUTING says when
+that holds.
 """
 
 from __future__ import annotations

@@ -52,6 +52,13 @@ async def check(subject: Subject, rows: dict[int, TaskRow], chunk: int = 10) -> 
     assert await subject.keys() == KeyHash(subject.opened.key_seed).of_rows(rows.values())
 
 
+@pytest.fixture
+def two_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two topics can have a number."""
+    for module in (layout, opening):
+        monkeypatch.setattr(module, "NUMBERS_MAX", 2)
+
+
 class TestNumbers:
     def test_a_score_is_an_exact_double(self) -> None:
         numbers = TopicNumbers()
@@ -75,11 +82,8 @@ class TestNumbers:
 
 
 @MIRRORS
-async def test_more_topics_than_numbers(
-    make: Make, monkeypatch: pytest.MonkeyPatch, query: str
-) -> None:
-    for module in (layout, opening):
-        monkeypatch.setattr(module, "NUMBERS_MAX", 2)
+@pytest.mark.usefixtures("two_numbers")
+async def test_more_topics_than_numbers(make: Make, query: str) -> None:
     subject = make(query)
     await subject.open()
     rows = rows_of("abcd", 100)
@@ -100,12 +104,9 @@ async def test_more_topics_than_numbers(
 
 
 @MIRRORS
-async def test_a_topic_with_two_numbers(
-    make: Make, monkeypatch: pytest.MonkeyPatch, query: str
-) -> None:
+@pytest.mark.usefixtures("two_numbers")
+async def test_a_topic_with_two_numbers(make: Make, query: str) -> None:
     """It had no task for a while. None of its numbers is given away before all tasks are known."""
-    for module in (layout, opening):
-        monkeypatch.setattr(module, "NUMBERS_MAX", 2)
     subject = make(query)
     await subject.open()
     await subject.commit(Effects(enqueued=rows_of("ab", 2)))
