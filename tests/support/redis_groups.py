@@ -414,12 +414,13 @@ class Cluster:
     def moved_from(self, before: RedisServer, slot: int) -> RedisServer:
         """Wait until all reachable nodes name another master of the slot, and return it."""
 
+        others = [node for node in self.nodes if node is not before]
+
         def look() -> RedisServer | None:
-            others = [node for node in self.nodes if node is not before]
             seen = {self.owner_of(slot, node) for node in others}
             return seen.pop() if len(seen) == 1 and before not in seen else None
 
-        return until(look)
+        return until(look, log=lambda: "\n".join(map(_told, others)))
 
     # --- moving a slot, as redis-cli --cluster reshard does ------------------------------------
 
@@ -465,6 +466,11 @@ class Cluster:
             reply = ask(node, "CLUSTER", "SETSLOT", slot, "NODE", self._ids[to.port])
             assert reply == b"OK", reply
         return time.monotonic() - began_s
+
+
+def _told(node: RedisServer) -> str:
+    """Return the end of a node's log, which tells of elections and votes."""
+    return f"{node.port}: {(node.folder / 'log').read_text(errors='replace')[-1500:]}"
 
 
 def slot_of(tag: str) -> int:
