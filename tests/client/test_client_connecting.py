@@ -570,6 +570,20 @@ async def test_a_cancelled_connect_leaves_no_connection(daemon: FakeDaemon) -> N
     await peer.gone()
 
 
+@pytest.mark.parametrize("steps", range(1, 10))
+async def test_a_cancelled_close_leaves_nothing(daemon: FakeDaemon, steps: int) -> None:
+    before = asyncio.all_tasks()
+    client = await daemon.client().connect()
+    [peer] = daemon.open
+    closing = asyncio.ensure_future(client.close(0.0))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait((closing,))
+    assert asyncio.all_tasks() == before
+    await peer.gone()
+
+
 def test_a_client_works_in_two_event_loops_in_turn() -> None:
     async def once() -> None:
         async with FakeDaemon() as daemon, daemon.client() as client:

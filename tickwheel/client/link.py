@@ -40,6 +40,7 @@ from tickwheel.client.tasks import TaskChecker
 from tickwheel.errors import BadRequest, ClientClosed, ConnectionLost, TickwheelError, shown
 from tickwheel.limits import Limits
 from tickwheel.version import __version__
+from tickwheel.waiting import finish_despite_cancellation
 
 if TYPE_CHECKING:
     from tickwheel.api.verb import Verb
@@ -225,10 +226,14 @@ class Link:
                 async with asyncio.timeout(limit_s):
                     await self._finish(others)
         finally:
-            await close_all(others, 0.0)
-            self.connecting.cancel()
-            await asyncio.wait((self.connecting,))
-            await self.reconnector.stop(ClientClosed("the client was closed"))
+            # Nothing else would close the connection of a client whose close was cancelled.
+            await finish_despite_cancellation(self._disconnect(others))
+
+    async def _disconnect(self, others: Sequence[Link]) -> None:
+        await close_all(others, 0.0)
+        self.connecting.cancel()
+        await asyncio.wait((self.connecting,))
+        await self.reconnector.stop(ClientClosed("the client was closed"))
 
     async def _finish(self, others: Sequence[Link]) -> None:
         subscriptions = self.subscriptions.all()
