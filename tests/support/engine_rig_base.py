@@ -108,6 +108,7 @@ class RigBase:
         """
         if self.core.sealed is not None:
             self.apply_and_land()
+        self.core.open.has_marks = True  # the time is committed at least
         while self.seal(checkpoint_all=True) is not None:
             self.apply_and_land()
         self.pass_time(down_ms)

@@ -87,6 +87,8 @@ class Engine:
         core = self.core
         if core.sealed is not None:
             raise AssertionError("the store is already writing a batch")
+        if checkpoint_all:  # a start measures leases from the position, if its clock was set back
+            core.wheel.catch_up(now_ms)
         self._checkpoint_leases(now_ms, mono_ms, checkpoint_all)
         batch, effects = core.open, core.open.effects
         for key in core.dirty_sessions:
