@@ -120,6 +120,7 @@ def test_valid_lines_are_loaded_and_others_counted_by_kind(
         "not_json": ["garbage", "[]", "5", '"text"', "\x00\x00\x00"],
         "wrong_type": [
             json.dumps(one | {"time_ms": "soon"}), json.dumps(one | {"task_id": "x7"}),
+            *(json.dumps(one | {"task_id": text}) for text in ("-7", "+7", " 7", "07", "9" * 19)),
             json.dumps(one | {"topic": "no good"}), json.dumps(one | {"time_ms": 10**17}),
             json.dumps(one | {"seq": 1.5}), json.dumps(one | {"due_ms": -(2**63)}),
             json.dumps(one | {"v": 0}),
@@ -173,6 +174,26 @@ def test_valid_lines_are_loaded_and_others_counted_by_kind(
     assert [item for item in again if item[0] != 2] == [item for item in there if item[0] != 2]
     mended = [number for shard, _, number in again if shard == 2]
     assert mended == list(range(1, len(book.events) + 1))
+
+
+def test_both_parsers_take_the_same_lines(spark: SparkSession) -> None:
+    """The quick one for the table, the exact one for the quarantine: else a line is in neither."""
+    whole = json.dumps(story().events[1] | {"reason": "ä💥\u2028"}, ensure_ascii=False)
+    texts = [
+        whole, f" {whole} ", f"\t{whole}", f"\ufeff{whole}", whole + whole, f"{whole} {{}}",
+        f"[{whole}]", f"{whole},", whole[:-1], whole[1:], "", "  ", "\t", "[]", "{}", "~", '"~"',
+        *(whole.replace('"v": 1', f'"v": {v}') for v in ("2", "null", '"1"', "1.0", "01", 9**30)),
+        *(f"{whole[:-1]}, {more}}}" for more in ('"key": {"a": 1}', '"due_ms": 1e3', '"seq": [1]')),
+    ]  # fmt: skip
+    lines = spark.createDataFrame([(text,) for text in texts], "value STRING")
+    exact, quick = (how(lines) for how in (schema.parse, schema.parse_quickly))
+    assert sorted(map(repr, schema.good_rows(quick).collect())) == sorted(
+        map(repr, schema.good_rows(exact).collect())
+    )
+    assert (
+        quick.filter("verdict is not null").count()
+        == schema.bad_rows(exact.withColumn("segment", F.lit("")), 1).count()
+    )
 
 
 @pytest.mark.slow

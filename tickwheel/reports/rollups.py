@@ -111,7 +111,7 @@ def parties(events: DataFrame) -> DataFrame:
 
     return (
         events.filter(counted)
-        .groupBy(*_keys(), role.alias("role"), F.regexp_replace(party, r":\d+$", "").alias("name"))
+        .groupBy(*_keys(), role.alias("role"), without_port(party).alias("name"))
         .agg(
             count(event.isin("enqueued", "delivered"), "n"),
             count(event == "acked", "acked"),
@@ -120,6 +120,14 @@ def parties(events: DataFrame) -> DataFrame:
             F.max(took).alias("took_max_ms"),
         )
     )
+
+
+def without_port(party: Column) -> Column:
+    """Return a name without its port (``:`` and digits). A regular expression costs several times
+    as much."""
+    host = F.rtrim(party, F.lit("0123456789"))
+    has_port = host.endswith(":") & (F.length(host) < F.length(party))
+    return F.when(has_port, F.left(host, F.length(host) - 1)).otherwise(party)
 
 
 def occurrences(events: DataFrame) -> DataFrame:
@@ -139,20 +147,27 @@ def occurrences(events: DataFrame) -> DataFrame:
 
 def rates(events: DataFrame, run: int) -> DataFrame:
     """Return the busiest second of each quarter: the number of events and the time."""
-    second = F.col("time_ms") - F.pmod(F.col("time_ms"), F.lit(1000))
+    second = F.floor(F.col("time_ms") / 1000)
+    *_, topic, group = _keys()
     seconds = (
         events.filter(F.col("event").isin(*RATED))
-        .groupBy(*_keys(), "event", second.alias("second_ms"))
+        .groupBy(topic, group, "event", second.alias("second"))
         .agg(F.count(F.lit(1)).alias("n"))
     )
-    # If several seconds are equally busy, take the first.
-    busiest = F.struct(F.col("n"), (-F.col("second_ms")).alias("before"))
+    # If several seconds are equally busy, take the first. A single number is compared without a
+    # sort, unlike a struct.
+    quarter_s = QUARTER_MS // 1000
+    left = quarter_s - 1 - F.pmod("second", F.lit(quarter_s))
+    busiest = F.max(F.col("n") * quarter_s + left)
+    passed = quarter_s - 1 - F.pmod("busiest", F.lit(quarter_s))
     return (
-        seconds.groupBy("quarter_ms", "topic", "group", "event")
-        .agg(F.max(busiest).alias("busiest"))
+        seconds.withColumn("quarter_ms", quarter(F.col("second") * 1000))
+        .groupBy("quarter_ms", "topic", "group", "event")
+        .agg(busiest.alias("busiest"))
         .select(
-            "quarter_ms", "topic", "group", "event", F.col("busiest.n").alias("peak"),
-            (-F.col("busiest.before")).alias("at_ms"), F.lit(run).alias("run"),
+            "quarter_ms", "topic", "group", "event",
+            F.floor(F.col("busiest") / quarter_s).alias("peak"),
+            (F.col("quarter_ms") + passed * 1000).alias("at_ms"), F.lit(run).alias("run"),
         )
     )  # fmt: skip
 
@@ -188,6 +203,8 @@ SLOW_KEPT = 50
 CODES = 32
 """``last_code`` = time_ms × 32 + the event's index in TASK_EVENTS, a single comparable number."""
 _RANK = {event: rank for rank, event in enumerate(TASK_EVENTS)}
+_TIES = 1 << 20
+"""Multiplied with the longest time until ``TIME_MS_MAX``, this is less than a LONG's maximum."""
 _INFO = ("task_id", "topic", "key", "producer", "enqueued_ms", "planned_ms")
 _LEG = (
     "task_id", "topic", "group", "due_ms", "came_due_ms", "first_ms", "acked_ms", "ended_ms",
@@ -208,11 +225,16 @@ def legs(events: DataFrame) -> DataFrame:
     Events of the whole task (cancelled, rescheduled, expired) belong to group ``""``."""
     c = F.col
     broadcast = (c("event") == "delivered") & c("group").isNull()
+    rank = F.create_map(*(F.lit(x) for pair in _RANK.items() for x in pair))
+    # Numbers are shuffled and compared faster than texts.
     changes = events.filter(
         c("event").isin(*TASK_EVENTS) & (c("event") != "enqueued") & ~broadcast
-    ).withColumn("group", F.coalesce("group", F.lit("")))
-    first = (c("event") == "delivered") & (c("attempt") == 1)
-    rank = F.create_map(*(F.lit(x) for pair in _RANK.items() for x in pair))
+    ).select(
+        "task_id", "topic", F.coalesce("group", F.lit("")).alias("group"), "time_ms", "due_ms",
+        "attempt", "ended", rank[c("event")].alias("rank"),
+    )  # fmt: skip
+    delivered = c("rank") == _RANK["delivered"]
+    final = c("rank").isin(*(_RANK[event] for event in FINAL))
     return (
         changes.repartition("task_id")
         .groupBy("task_id", "topic", "group")
@@ -220,16 +242,16 @@ def legs(events: DataFrame) -> DataFrame:
             # Take the newest due time in any event.
             F.max_by("due_ms", F.when(c("due_ms").isNotNull(), c("time_ms"))).alias("due_ms"),
             # Retries have later due times, so the first one is that of the task.
-            F.min(F.when(c("event") == "delivered", c("due_ms"))).alias("came_due_ms"),
-            F.min(F.when(first, c("time_ms"))).alias("first_ms"),
-            F.min(F.when(c("event") == "acked", c("time_ms"))).alias("acked_ms"),
-            F.min(F.when(c("event").isin(*FINAL), c("time_ms"))).alias("ended_ms"),
+            F.min(F.when(delivered, c("due_ms"))).alias("came_due_ms"),
+            F.min(F.when(delivered & (c("attempt") == 1), c("time_ms"))).alias("first_ms"),
+            F.min(F.when(c("rank") == _RANK["acked"], c("time_ms"))).alias("acked_ms"),
+            F.min(F.when(final, c("time_ms"))).alias("ended_ms"),
             # When the whole task ended, and whether it ended in this group before it ended in all
             # groups.
             F.min(F.when(c("ended"), c("time_ms"))).alias("whole_ms"),
             F.coalesce(F.max(~c("ended")), F.lit(False)).alias("partly"),
-            F.max(c("time_ms") * CODES + rank[c("event")]).alias("last_code"),
-            F.count(F.when(c("event") == "delivered", 1)).alias("deliveries"),
+            F.max(c("time_ms") * CODES + c("rank")).alias("last_code"),
+            F.count(F.when(delivered, 1)).alias("deliveries"),
             F.max("attempt").alias("attempts"),
         )
     )
@@ -261,34 +283,45 @@ def advance(events: DataFrame, unfinished: DataFrame | None) -> DataFrame:
         )
         earlier_legs = unfinished.filter("`group` is not null").select(*_LEG)
         task_legs = merge_legs(task_legs.unionByName(earlier_legs))
-    return _joined(enqueued, task_legs)
+    return _joined(enqueued, _with_siblings(task_legs))
+
+
+def _with_siblings(task_legs: DataFrame) -> DataFrame:
+    """Add to each leg the columns that depend on all legs of its task. Computed before the join,
+    they need no further shuffle: a full join has no known partitioning, the legs have."""
+    c = F.col
+    in_order = Window.partitionBy("task_id").orderBy("group")
+    same_task = in_order.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    # The group "" ends the whole task; other groups end it if their event has ``ended``.
+    whole = F.coalesce(F.when(c("group") == "", c("ended_ms")), c("whole_ms"))
+    all_ended = F.min(F.when(c("group") != "", c("ended_ms").isNotNull())).over(same_task)
+    return task_legs.withColumns(
+        {
+            "whole_end_ms": F.min(whole).over(same_task),
+            "any_partly": F.max("partly").over(same_task),
+            "quiet": F.coalesce(all_ended, F.lit(False)),
+            "lead": F.row_number().over(in_order) == 1,
+            "left_ms": F.min(F.coalesce("came_due_ms", "ended_ms")).over(same_task),
+        }
+    )
 
 
 def _joined(enqueued: DataFrame, task_legs: DataFrame) -> DataFrame:
     c = F.col
-    same_task = Window.partitionBy("task_id")
-    # The group "" ends the whole task; other groups end it if their event has ``ended``.
-    whole = F.coalesce(F.when(c("group") == "", c("ended_ms")), c("whole_ms"))
-    whole_end = F.min(whole).over(same_task)
-    partly = F.coalesce(F.max("partly").over(same_task), F.lit(False))
-    all_ended = F.min(F.when(c("group") != "", c("ended_ms").isNotNull())).over(same_task)
     joined = enqueued.join(
         task_legs.withColumnRenamed("topic", "seen_topic"), "task_id", "full"
     ).withColumn("topic", F.coalesce("topic", "seen_topic"))
-    quiet = F.coalesce(all_ended, F.lit(False))
-    ended = whole_end.isNotNull() | (quiet & ~partly)
+    quiet, partly = F.coalesce("quiet", F.lit(False)), F.coalesce("any_partly", F.lit(False))
+    ended = c("whole_end_ms").isNotNull() | (quiet & ~partly)
     # A leg without an enqueue may be a late part of a journey that an earlier run has closed.
-    owed = c("enqueued_ms").isNotNull() & whole_end.isNull() & quiet & partly
-    lead = F.row_number().over(same_task.orderBy(c("group").asc_nulls_first())) == 1
-    left_ms = F.min(F.coalesce("came_due_ms", "ended_ms")).over(same_task)
-    return joined.drop("seen_topic").withColumns(
+    owed = c("enqueued_ms").isNotNull() & c("whole_end_ms").isNull() & quiet & partly
+    return joined.withColumns(
         {
             "closed": c("enqueued_ms").isNotNull() & ended,
-            "lead": lead,
-            "left_ms": left_ms,
+            "lead": F.coalesce("lead", F.lit(True)),
             "owed": owed,
         }
-    )
+    ).drop("seen_topic", "whole_end_ms", "any_partly", "quiet")
 
 
 def last_event(last_code: Column) -> Column:
@@ -308,20 +341,21 @@ def slow(closed: DataFrame, limit: int = SLOW_KEPT) -> DataFrame:
     """Return the slowest keys of each quarter, each with its slowest task, from due to ack. A
     report can select any quarters. A key appears only once per quarter, however often it is
     slow."""
-    worst = F.struct(
-        (F.col("acked_ms") - F.col("came_due_ms")).alias("took_ms"),
-        "task_id", "came_due_ms", "acked_ms", "deliveries",
-    )  # fmt: skip
+    took_ms = F.col("acked_ms") - F.col("came_due_ms")
+    # Every run takes the same one of equally slow tasks. A single number is compared without
+    # a sort, unlike a struct.
+    rank = took_ms * _TIES + F.pmod("task_id", F.lit(_TIES))
+    worst = ("task_id", "came_due_ms", "acked_ms", "deliveries")
     name = ("quarter_ms", "topic", "group")
     slowest = Window.partitionBy(*name).orderBy(F.desc("took_ms"), "task_id")
     return (
         closed.filter("acked_ms is not null and came_due_ms is not null and key is not null")
-        .withColumn("quarter_ms", quarter(F.col("acked_ms")))
+        .withColumns({"quarter_ms": quarter(F.col("acked_ms")), "rank": rank})
         # Both steps share one shuffle.
         .repartition(*name)
         .groupBy(*name, "key")
-        .agg(F.max(worst).alias("worst"))
-        .select(*name, "key", "worst.*")
+        .agg(*(F.max_by(column, "rank").alias(column) for column in worst))
+        .withColumn("took_ms", took_ms)
         .withColumn("rank", F.row_number().over(slowest))
         .filter(F.col("rank") <= limit)
         .drop("rank")
@@ -382,7 +416,7 @@ def origins(closed: DataFrame) -> DataFrame:
         .groupBy(
             quarter(F.col("acked_ms")).alias("quarter_ms"), "topic", "group",
             F.lit("origin").alias("role"),
-            F.regexp_replace("producer", r":\d+$", "").alias("name"),
+            without_port(F.col("producer")).alias("name"),
         )
         .agg(
             F.count(F.lit(1)).alias("n"),

@@ -21,6 +21,8 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from tickwheel.reports import HOUR_MS
+
 VERSION = 1
 
 TASK_EVENTS = (
@@ -126,20 +128,40 @@ _PART_MAX = 120
 
 
 def parse(lines: DataFrame) -> DataFrame:
-    """Parse lines (``value``, ``segment``). Return the columns of rows, the partitions, the
-    ``verdict``, ``value`` and ``segment``."""
+    """Parse lines (``value`` and any other columns). Return these, the columns of rows, the
+    partitions, and the ``verdict``."""
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _BAD}
     parsed = F.from_json("value", f"{LINE}, {_BAD} STRING", options)
-    rows = lines.filter(F.trim("value") != "").withColumn("line", parsed).select(
-        "value", "segment", "line.*"
-    )  # fmt: skip
-    rows = rows.withColumn("task", F.try_to_number("task_id", F.lit("9" * 19)))
-    rows = rows.withColumn("verdict", _verdict())
-    # Spark's arithmetic fails the job for an impossible time, so only valid rows get a date.
-    date = F.date_format(F.timestamp_millis("time_ms"), "yyyy-MM-dd")
+    rows = lines.filter(_trimmed() != "").withColumn("line", parsed)
+    reason = F.when(F.col(_BAD).isNotNull() | ~_trimmed().startswith("{"), _shape())
+    reason = reason.when(F.col("v") > VERSION, "newer").when(_is_glued(), "torn")
+    return _judged(rows.select(*lines.columns, "line.*"), reason)
+
+
+def parse_quickly(lines: DataFrame) -> DataFrame:
+    """Parse lines (``value``) like :func:`parse`, for valid rows: the ``verdict`` tells that a line
+    is not valid, but not why. This takes 0.7 of the time, because Spark's JSON source, unlike
+    ``from_json``, makes no reader of bytes for each line, and the text is not needed afterwards."""
+    is_object = _trimmed().startswith("{") & ~_is_glued()
+    objects = lines.filter(_trimmed() != "").select(
+        F.when(is_object, F.col("value")).otherwise("~")
+    )
+    reader = lines.sparkSession.read.schema(f"{LINE}, {_BAD} STRING")
+    rows = reader.json(objects, columnNameOfCorruptRecord=_BAD)
+    return _judged(rows, F.when(F.col(_BAD).isNotNull(), "not_json"))
+
+
+def _judged(rows: DataFrame, reason: Column) -> DataFrame:
+    """Add to parsed lines the other columns of rows, the partitions, and the ``verdict``, which
+    begins with ``reason``."""
+    rows = rows.withColumn("task", F.col("task_id").try_cast("long"))
+    rows = rows.withColumn("verdict", _verdict(reason))
+    # Spark's arithmetic fails the job for an impossible time, so only valid rows get a date. A date
+    # is formatted once for each folder, a text would be formatted for each row.
+    date = F.date_from_unix_date(F.floor(F.col("time_ms") / (24 * HOUR_MS)).cast("int"))
     return rows.withColumns(
         {
-            "task_id": F.col("task").cast("long"),
+            "task_id": F.col("task"),
             "lateness_ms": _lateness(),
             "date": F.when(F.col("verdict").isNull(), date),
             "topic_part": topic_part(F.col("topic")),
@@ -179,22 +201,33 @@ def topic_part(topic: Column) -> Column:
     return F.coalesce(bounded, F.lit(NO_TOPIC))
 
 
-def _verdict() -> Column:
-    c = F.col
-    trimmed = F.trim("value")
+def _trimmed() -> Column:
+    return F.trim("value")
+
+
+def _is_glued() -> Column:
+    """Return whether the line lacks its end and line feed, and is joined with the next line. (No
+    JSON string contains these characters, because its quotes would be escaped.)"""
+    return F.col("value").contains('}{"v')
+
+
+def _shape() -> Column:
+    """Return the reason why a text is not an event."""
+    trimmed = _trimmed()
     # A newer version can change any type, so the raw text is also searched for its number.
     version = F.regexp_extract("value", r'"v"\s*:\s*(\d{1,9})', 1)
-    newer = F.coalesce(c("v"), F.try_to_number(version, F.lit("9" * 9))) > VERSION
+    newer = F.coalesce(F.col("v"), F.try_to_number(version, F.lit("9" * 9))) > VERSION
     is_object = trimmed.startswith("{") & F.expr("try_parse_json(value)").isNotNull()
-    shape = (
+    return (
         F.when(is_object & newer, "newer")
         .when(is_object, "wrong_type")
         .when(trimmed.startswith("{") & ~trimmed.endswith("}"), "torn")
         .otherwise("not_json")
     )
-    # The line lacks its end and line feed, and is joined with the next line. (No JSON string
-    # contains these characters, because its quotes would be escaped.)
-    glued = c("value").contains('}{"v')
+
+
+def _verdict(reason: Column) -> Column:
+    c = F.col
     of_task = c("event").isin(*TASK_EVENTS)
     missing = c("time_ms").isNull() | c("event").isNull() | c("seq").isNull()
     missing |= c("v").isNull() | c("shard").isNull() | c("epoch").isNull()
@@ -210,11 +243,10 @@ def _verdict() -> Column:
         outside = (c(name) < 0) | (c(name) >= TIME_MS_MAX)
         impossible |= F.coalesce(outside, F.lit(False))
     impossible |= c("topic").isNotNull() & ~c("topic").rlike(TOPIC_PATTERN)
-    impossible |= c("task_id").isNotNull() & c("task").isNull()
+    # A cast also takes blanks, signs and leading zeros.
+    impossible |= ~c("task_id").eqNullSafe(c("task").cast("string")) | (c("task") < 0)
     return (
-        F.when(c(_BAD).isNotNull() | ~trimmed.startswith("{"), shape)
-        .when(c("v") > VERSION, "newer")
-        .when(glued, "torn")
+        reason.when(c("v") > VERSION, "newer")
         .when(missing, "missing")
         .when(~c("event").isin(*EVENTS), "unknown")
         .when(incomplete, "missing")
