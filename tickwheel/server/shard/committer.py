@@ -235,12 +235,8 @@ class Committer:
         if self.last_batch != number:
             self._marked = (self.last_batch, mono_ms)
         elif mono_ms - since_mono_ms >= MARK_TIME_MS and self._core.sealed is None:
-            self._mark()
-
-    def _mark(self) -> None:
-        """Commit a batch even if it is empty."""
-        self._put(self._core.open, _CallbackSink(lambda: None), ())
-        self._wake.set()
+            self._put(self._core.open, _CallbackSink(lambda: None), ())
+            self._wake.set()
 
     def after_all(self, act: Callable[[], None]) -> None:
         """Call ``act`` once all answers that are waiting now have been sent."""
@@ -267,8 +263,8 @@ class Committer:
     async def stop(self, task: asyncio.Task[None]) -> None:
         """Commit the open batch with the deliveries in flight, and end ``run``."""
         self._stopping = True
-        if self._core.in_flight:
-            self._mark()
+        if self._core.in_flight:  # with the time, even if nothing else has changed
+            self._put(self._core.open, _CallbackSink(lambda: None), ())
         self._wake.set()
         await task
 
