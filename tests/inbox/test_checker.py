@@ -184,7 +184,7 @@ async def test_each_task_has_its_effect_once(
     database: str, make_daemon: Callable[..., Daemon], taking: Callable[..., Taking]
 ) -> None:
     """Handlers are slower than their leases, fail, and acknowledge in their transactions only."""
-    daemon = make_daemon(lease_default_s=0.1).start()
+    daemon = make_daemon(lease_default_s=0.3).start()
     rng, count = random.Random(5), 30
     connection = await asyncpg.connect(database)
     await connection.execute("CREATE TABLE effects (task bigint)")
@@ -198,7 +198,7 @@ async def test_each_task_has_its_effect_once(
         await transaction.start()
         try:
             await own.execute("INSERT INTO effects VALUES ($1)", delivery.id)
-            await asyncio.sleep(rng.random() / 5)  # real time: leases of another process end
+            await asyncio.sleep(rng.random() / 2)  # real time: leases of another process end
             if rng.random() < 0.5:
                 await delivery.ack_in(own)
             else:
