@@ -368,12 +368,12 @@ class Loader:
             names = self._files.names(self.table.place("events", run))
             written = {name.removeprefix("date=") for name in names if name.startswith("date=")}
             # Lines can be in the folder of another day than that of their times.
-            known = written & set(manifest.events)
-            counts = self._counts(run, manifest, known)
-            if not counts["repeated"] or (is_distinct and known <= dates):
+            unchecked = written & set(manifest.events) - (dates if is_distinct else set())
+            counts = self._counts(run, manifest, unchecked)
+            if not counts["repeated"] or (is_distinct and not unchecked):
                 return {**seen.get, **counts}, written
             self._files.delete(self.table.place("events", run))
-            dates, is_distinct = dates | known, True
+            dates, is_distinct = dates | unchecked, True
 
     def _counts(self, run: int, manifest: Manifest, dates: set[str]) -> Mapping[str, Any]:
         """Return the number and the times of the rows that ``run`` has written, and how often these
