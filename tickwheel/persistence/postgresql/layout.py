@@ -183,8 +183,8 @@ def batch_statement(
     return f"{statement} SELECT count(*) FROM j"
 
 
-Notes = tuple[list[int], list[int], list[str], list["bytes | None"]]
-"""Columns id, kind, name and data."""
+Note = tuple[int, int, str, "bytes | None"]
+"""Id, kind, name and data."""
 
 
 class Batch(NamedTuple):
@@ -204,17 +204,16 @@ def encode(effects: Effects, parts: Parts, endings_max: int) -> Batch:
     """Encode a batch."""
     rows = effects.enqueued | effects.updated if effects.updated else effects.enqueued
     tasks = {part: [rows[task_id] for task_id in ids] for part, ids in parts.split(rows).items()}
-    notes: dict[int, Notes] = {}
-    for part, ids in parts.split(effects.ended).items():
-        _add_notes(notes, part, ids, ENDED)
-    for part, ids in parts.split(effects.updated).items():
-        _add_notes(notes, part, ids, REPLACED)
+    notes: dict[int, list[Note]] = {}
+    for kind, changed in ((ENDED, effects.ended), (REPLACED, effects.updated)):
+        for part, ids in parts.split(changed).items():
+            notes.setdefault(part, []).extend([(task_id, kind, "", None) for task_id in ids])
     for (task_id, group), progress in effects.progress.items():
         data = None if progress is None else encode_progress(progress)
-        _add_note(notes, parts.of(task_id), task_id, PROGRESS, group, data)
+        notes.setdefault(parts.of(task_id), []).append((task_id, PROGRESS, group, data))
     for (task_id, group), dead in effects.dead.items():
         data = None if dead is None else encode_dead(dead)
-        _add_note(notes, parts.of(task_id), task_id, DEAD, group, data)
+        notes.setdefault(parts.of(task_id), []).append((task_id, DEAD, group, data))
     outcomes = None
     if effects.ended:
         outcomes = encode_endings(dict(list(effects.ended.items())[-endings_max:]))
@@ -223,7 +222,7 @@ def encode(effects: Effects, parts: Parts, endings_max: int) -> Batch:
     for part_rows in tasks.values():
         arguments += columns(part_rows)
     for part_notes in notes.values():
-        arguments += part_notes
+        arguments += map(list, zip(*part_notes, strict=True))
     records: list[bytes | None] = []
     if effects.records:
         records = encode_records(effects.records)
@@ -240,30 +239,11 @@ def encode(effects: Effects, parts: Parts, endings_max: int) -> Batch:
         arguments,
         {part: (len(rows), sum(len(row[3]) for row in rows)) for part, rows in tasks.items()},
         {
-            part: (len(kinds), sum(kind <= REPLACED for kind in kinds))
-            for part, (_, kinds, _, _) in notes.items()
+            part: (len(part_notes), sum(kind <= REPLACED for _, kind, _, _ in part_notes))
+            for part, part_notes in notes.items()
         },
         sum(len(record) for record in records if record is not None),
     )
-
-
-def _add_notes(notes: dict[int, Notes], part: int, ids: list[int], kind: int) -> None:
-    """Add notes without a name and data."""
-    all_ids, kinds, names, data = notes.setdefault(part, ([], [], [], []))
-    all_ids += ids
-    kinds += [kind] * len(ids)
-    names += [""] * len(ids)
-    data += [None] * len(ids)
-
-
-def _add_note(
-    notes: dict[int, Notes], part: int, task_id: int, kind: int, name: str, data: bytes | None
-) -> None:
-    ids, kinds, names, all_data = notes.setdefault(part, ([], [], [], []))
-    ids.append(task_id)
-    kinds.append(kind)
-    names.append(name)
-    all_data.append(data)
 
 
 def columns(rows: Sequence[TaskRow]) -> list[list[object]]:

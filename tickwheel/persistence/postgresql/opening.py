@@ -40,8 +40,6 @@ from tickwheel.persistence.postgresql.layout import (
     PARTS,
     Parts,
     count_statement,
-    drop_generation,
-    drop_part,
     generation_tables,
     notes_statement,
     part_tables,
@@ -424,25 +422,17 @@ class PostgresAdministration:
     async def _remove(self, link: Link, stored: StoredShard) -> None:
         """Remove the shard that ``look`` has returned, with all its tables."""
         shard = self._options.shard
-        rows = await link.fetch(
-            "SELECT generation FROM shard WHERE number = $1 AND epoch = $2 AND incarnation = $3",
-            shard, stored.epoch, stored.incarnation,
-        )  # fmt: skip
-        if not rows:
-            raise self._changed()
-        parts = await read_parts(link, shard, rows[0]["generation"])
         async with link.transaction():
             removed = await link.fetch(
                 "DELETE FROM shard WHERE number = $1 AND epoch = $2 AND incarnation = $3"
-                " RETURNING 1",
+                " RETURNING generation",
                 shard, stored.epoch, stored.incarnation,
             )  # fmt: skip
             if not removed:
                 raise self._changed()
+            parts = await read_parts(link, shard, removed[0]["generation"])
             await link.fetch("DELETE FROM part WHERE shard = $1", shard)
-            for number in parts.numbers:
-                await link.execute(drop_part(shard, number))
-            await link.execute(drop_generation(shard, parts.generation))
+            await link.execute(f"DROP TABLE IF EXISTS {', '.join(parts.tables)}")
 
     async def begin_branch(self, *, watch_s: float | None = None) -> None:
         options = self._options
