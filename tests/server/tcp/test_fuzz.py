@@ -49,6 +49,7 @@ SMALL: dict[str, Any] = {
     "sessions_max": 10,
     "dead_retention_s": 3_600,
     "lease_max_s": 43_200,
+    "schedule_interval_min_s": 60,  # a round lasts for days, and a schedule can catch up on all
 }
 """Limits that are reached."""
 REFUSALS = {
