@@ -100,9 +100,22 @@ async def do_all_async(connection: Any) -> None:
         assert type(await result) is int
 
 
-async def test_asyncpg(postgres: PostgresInbox, database: str) -> None:
+CODECS: list[tuple[str, Any, Any, Any]] = [
+    ("json", json.dumps, json.loads, "text"),
+    ("jsonb", json.dumps, json.loads, "text"),
+    ("text", str, str, "text"),
+    ("bytea", bytes, bytes, "binary"),
+]
+
+
+@pytest.mark.parametrize("codecs", [[], CODECS], ids=["no codecs", "codecs"])
+async def test_asyncpg(postgres: PostgresInbox, database: str, codecs: list[Any]) -> None:
     pool = await asyncpg.create_pool(database, min_size=1, max_size=1)
     async with pool, pool.acquire() as connection:
+        for name, encoder, decoder, form in codecs:
+            await connection.set_type_codec(
+                name, schema="pg_catalog", encoder=encoder, decoder=decoder, format=form
+            )
         transaction = connection.transaction()
         await transaction.start()
         await do_all_async(connection)

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = "tickwheel"
 COLUMNS: Final = ("verb", "topic", "body", "delay_ms", "due_ms", "options")
-TYPES: Final = ("text", "text", "bytea", "bigint", "bigint", "jsonb")
-"""The types of the columns in PostgreSQL."""
+TYPES: Final = ("text", "text", "bytea", "bigint", "bigint", "text")
+"""The types of the values in PostgreSQL. The options are not jsonb, because a codec of the
+application's connection would convert the JSON to JSON again."""
 REFUSAL_STATES: Final = "TW"
 """The first letters of the SQLSTATE of errors that the inbox raises."""
 _PERCENT: Final = ("%s",) * len(COLUMNS)
@@ -119,7 +120,7 @@ def write(connection: Any, command: Command, schema: str = SCHEMA) -> Any:
 def _call(schema: str, places: Iterable[str]) -> str:
     """Return the statement that writes a command in PostgreSQL, with these placeholders."""
     casts = (f"CAST({place} AS {kind})" for place, kind in zip(places, TYPES, strict=True))
-    return f'SELECT "{schema}".inbox_put({", ".join(casts)})'
+    return f'SELECT "{schema}".inbox_put({", ".join(casts)}::jsonb)'
 
 
 def _insert(places: Iterable[str]) -> str:
