@@ -15,6 +15,7 @@ import django
 import psycopg
 import pytest
 from django.conf import settings as django_settings
+from psycopg.rows import dict_row, scalar_row
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -125,8 +126,11 @@ async def test_asyncpg(postgres: PostgresInbox, database: str, codecs: list[Any]
     await check(postgres)
 
 
-async def test_psycopg(postgres: PostgresInbox, database: str) -> None:
-    with psycopg.connect(database) as connection:
+@pytest.mark.parametrize(
+    "options", [{}, {"row_factory": dict_row}, {"cursor_factory": psycopg.RawCursor}]
+)
+async def test_psycopg(postgres: PostgresInbox, database: str, options: dict[str, Any]) -> None:
+    with psycopg.connect(database, **options) as connection:
         do_all(connection)
         connection.rollback()
         assert [type(row) for row in do_all(connection)] == [int] * 4
@@ -151,14 +155,24 @@ async def test_through_a_pooler(
     assert server.sql(count, db=database.rpartition("/")[2])[0][0] == 8
 
 
-async def test_a_cursor_of_psycopg(postgres: PostgresInbox, database: str) -> None:
-    with psycopg.connect(database) as connection, connection.cursor() as cursor:
+@pytest.mark.parametrize(
+    "options", [{}, {"row_factory": scalar_row, "binary": True}, {"name": "orders"}]
+)
+async def test_a_cursor_of_psycopg(
+    postgres: PostgresInbox, database: str, options: dict[str, Any]
+) -> None:
+    with psycopg.connect(database) as connection, connection.cursor(**options) as cursor:
         do_all(cursor)
     await check(postgres)
 
 
-async def test_psycopg_asynchronous(postgres: PostgresInbox, database: str) -> None:
-    async with await psycopg.AsyncConnection.connect(database) as connection:
+@pytest.mark.parametrize(
+    "options", [{}, {"row_factory": dict_row}, {"cursor_factory": psycopg.AsyncRawCursor}]
+)
+async def test_psycopg_asynchronous(
+    postgres: PostgresInbox, database: str, options: dict[str, Any]
+) -> None:
+    async with await psycopg.AsyncConnection.connect(database, **options) as connection:
         await do_all_async(connection)
         await connection.rollback()
         await do_all_async(connection)

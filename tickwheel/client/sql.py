@@ -29,6 +29,7 @@ TYPES: Final = ("text", "text", "bytea", "bigint", "bigint", "text")
 application's connection would convert the JSON to JSON again."""
 REFUSAL_STATES: Final = "TW"
 """The first letters of the SQLSTATE of errors that the inbox raises."""
+_DOLLAR: Final = tuple(f"${number}" for number in range(1, len(COLUMNS) + 1))
 _PERCENT: Final = ("%s",) * len(COLUMNS)
 _CODE: Final = re.compile(r"\b([a-z_]+): ")
 _CHECKER = TaskChecker()
@@ -134,18 +135,22 @@ async def _awaited(work: Awaitable[Any]) -> Any:
 
 
 def _asyncpg(connection: Any, command: Command, schema: str) -> Awaitable[Any]:
-    places = [f"${number}" for number in range(1, len(COLUMNS) + 1)]
-    return _awaited(connection.fetchval(_call(schema, places), *command))
+    return _awaited(connection.fetchval(_call(schema, _DOLLAR), *command))
 
 
 def _psycopg(connection: Any, command: Command, schema: str) -> Any:
-    result = connection.execute(_call(schema, _PERCENT), command)
+    from psycopg import AsyncRawCursor, RawCursor
+    from psycopg.rows import tuple_row
+
+    # The cursors of the application can have another form of rows, or a name.
+    cursor = getattr(connection, "connection", connection).cursor(row_factory=tuple_row)
+    places = _DOLLAR if isinstance(cursor, (AsyncRawCursor, RawCursor)) else _PERCENT
+    result = cursor.execute(_call(schema, places), command)
     if not isinstance(result, Awaitable):
-        return result.fetchone()[0]
+        return int(cursor.fetchone()[0])
 
     async def finish() -> Any:
-        cursor = await result
-        return (await cursor.fetchone())[0]
+        return int((await (await result).fetchone())[0])
 
     return _awaited(finish())
 
