@@ -438,7 +438,8 @@ class Schema:
             if version == self._version:
                 decoded = self._readers[content].decode(body)
             else:
-                decoded = self._converted(getattr(self._msgspec, content).decode(body), version)
+                raw = getattr(self._msgspec, content).decode(body)
+                decoded = self._converted(raw, content, version)
         except self._no_fit as problem:
             raise _unfit(problem) from None
         unset = self._msgspec.UNSET
@@ -463,7 +464,7 @@ class Schema:
             )
         return step.name, version
 
-    def _converted(self, raw: Any, version: int) -> Any:
+    def _converted(self, raw: Any, content: str, version: int) -> Any:
         """Convert arguments of an older version to this version."""
         if not isinstance(raw, dict):
             raise Unfit("$", f"expected object, got {type(raw).__name__}")
@@ -471,7 +472,9 @@ class Schema:
             if older not in self._upcasters:
                 raise Unfit("$", f"version {older} is no longer supported: it has no upcaster")
             raw = self._upcasters[older](raw)
-        return self._msgspec.convert(raw, self._arguments, dec_hook=self._read_other)
+        return self._msgspec.convert(
+            raw, self._arguments, dec_hook=self._read_other, str_keys=content == "json"
+        )
 
     # --- types that msgspec does not know -------------------------------------------------------
 
