@@ -246,6 +246,25 @@ async def test_a_closed_connection_is_reopened_without_a_failure(wheel: TestWhee
     assert target.batches == [[b"a", b"b"]] * 2
 
 
+async def test_a_broken_connection_costs_no_lane_an_attempt(wheel: TestWheel) -> None:
+    await wheel.client.configure("t", group="g", retry=Retry.none())
+    breaks = asyncio.Event()
+
+    async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
+        if target.connected == 1:
+            await breaks.wait()
+            raise ConnectionResetError("it has broken")
+        return [ACK] * len(deliveries)
+
+    target = Scripted(answer, batch_max=1, concurrency=2)
+    ids = await enqueue(wheel, b"a", b"b")
+    async with running(wheel.client, target) as runner:
+        await comes(lambda: target.under_way == 2)
+        breaks.set()
+        await all_are(wheel, ids, "acked")
+        assert runner.trouble is None
+
+
 @pytest.mark.parametrize("place", ["connect", "send"])
 async def test_a_library_that_gives_up_by_cancelling_has_failed(
     wheel: TestWheel, place: str

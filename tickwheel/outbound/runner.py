@@ -234,10 +234,11 @@ class Runner:
 
     async def _forward(self, batch: list[Delivery]) -> bool:
         """Send a batch and settle it. Return False if the runner stopped before sending it."""
+        was_well = self.tries == 0  # a failure of another lane does not change it
         problem = unreachable_reason = await self._connect()
         if unreachable_reason is None:
             problem = await self._send(batch)
-        if problem is not None and self.tries == 1:
+        if problem is not None and was_well:
             # The target may have closed an idle connection, which is not a failure.
             problem = unreachable_reason = await self._connect()
             if unreachable_reason is None:
