@@ -10,6 +10,7 @@ import sys
 import threading
 import zlib
 from collections.abc import AsyncIterator, Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -435,12 +436,20 @@ def test_the_synchronous_client_packs_and_unpacks() -> None:
 # --- workers -------------------------------------------------------------------------------------
 
 
-async def stopped_by(wheel: TestWheel, client: Client, topic: str) -> BaseException | None:
+LAST: ContextVar[int] = ContextVar("LAST", default=0)
+"""A handler that sets it is the last one of its asyncio task."""
+
+
+async def stopped_by(
+    wheel: TestWheel, client: Client, topic: str, last: int = 0
+) -> BaseException | None:
     """The error that a worker on the topic stops with."""
     worker = Worker(client)
 
     @worker.on(topic, group="g", retry=Retry.none())
     async def handle(delivery: Delivery) -> None:
+        if last:
+            LAST.set(last)
         _ = delivery.body
 
     try:
@@ -451,9 +460,12 @@ async def stopped_by(wheel: TestWheel, client: Client, topic: str) -> BaseExcept
     return None
 
 
-async def test_a_worker_without_the_key_gives_the_task_back_and_stops(wheel: TestWheel) -> None:
+@pytest.mark.parametrize("last", [0, 1])
+async def test_a_worker_without_the_key_gives_the_task_back_and_stops(
+    wheel: TestWheel, last: int
+) -> None:
     receipt = await wheel.new_client(keys=KEYS).enqueue("t", b"secret")
-    error = await stopped_by(wheel, wheel.client, "t")
+    error = await stopped_by(wheel, wheel.client, "t", last)
     assert isinstance(error, Undecodable) and "'new'" in str(error)
     (group,) = (await wheel.client.lookup(receipt.id)).groups.values()
     assert (group.state, group.failures) == ("ready", ())

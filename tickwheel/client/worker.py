@@ -517,10 +517,7 @@ class Lane:
 
     def _settled(self, runner: Runner) -> Delivery | None:
         """Note that a delivery is settled. Return the next one for its runner, or None."""
-        if runner.delivery is not None and (why := self.route.unfit(runner.delivery)) is not None:
-            self._subscription.ended(why)
-        if runner.unable is not None:
-            self._subscription.ended(runner.unable)
+        self._check_able(runner)
         if self._ahead.ended(self._loop.time()):
             self._request_prefetch()
         delivery = None if self._stopping else self._subscription.take_now()
@@ -532,11 +529,19 @@ class Lane:
                 self._waiting.append(runner)
         return delivery
 
+    def _check_able(self, runner: Runner) -> None:
+        """End the subscription if this worker cannot work on the runner's delivery."""
+        if runner.delivery is not None and (why := self.route.unfit(runner.delivery)) is not None:
+            self._subscription.ended(why)
+        if runner.unable is not None:
+            self._subscription.ended(runner.unable)
+
     def _ended(self, runner: Runner, task: asyncio.Task[None]) -> None:
         """Forget a runner whose task has ended."""
         self._runners.discard(runner)
         if runner.delivery is None:
             return
+        self._check_able(runner)
         if not runner.is_settling and self._leases is not None:
             self._leases.drop(runner.delivery)
         if self._ahead.ended(self._loop.time()):
