@@ -765,6 +765,28 @@ async def test_no_handler_starts_after_stop() -> None:
     assert begun == [b"a"]
 
 
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_a_delivery_that_stop_overtakes_is_released(has_begun: bool) -> None:
+    handled = []
+
+    async def handler(delivery: Delivery) -> None:
+        handled.append(delivery.body)
+
+    def and_stop(delivered: Any) -> None:
+        go_on(delivered)
+        r.worker.stop()
+
+    async with rig(handler) as r:
+        (lane,) = r.worker._lanes
+        part, name = (lane, "_begin") if has_begun else (lane._subscription, "deliver")
+        go_on = getattr(part, name)
+        setattr(part, name, and_stop)
+        ids = await r.deliver(b"a")
+        assert (await answered_until(r.peer, T.RELEASE))[5] == tuple(ids)
+        await r.ended()
+    assert handled == []
+
+
 async def test_handlers_are_cancelled_and_released_after_the_grace() -> None:
     started = asyncio.Event()
 

@@ -299,6 +299,8 @@ class Runner:
         """The current delivery."""
         self.until_s = delivery.lease_until_s
         """The delivery's ``lease_until_s`` when it was received."""
+        self.is_handling = False
+        """Whether the handler has begun and not ended."""
         self.is_settling = False
         """Whether the handler has ended."""
         self.unable: Undecodable | None = None
@@ -313,7 +315,6 @@ class Runner:
         self._on_settled = on_settled
         self._exits = exits
         self._limit: asyncio.Timeout | None = None
-        self._is_handling = False
         self._lost: str | None = None
         self._stopped = False
         self._cancellation: asyncio.CancelledError | None = None
@@ -335,14 +336,14 @@ class Runner:
         """Cancel the handler; its delivery is released, without a failure."""
         if not self._stopped:
             self._stopped = True
-            if self._is_handling:
+            if self.is_handling:
                 self.task.cancel()
 
     def lose(self, word: str) -> None:
         """Cancel the handler because its lease was lost: another consumer may have the task."""
         self._lost = word
         LOGGER.warning("%r lost its lease (%s) and will not be acked", self.delivery, word)
-        if self._is_handling:
+        if self.is_handling:
             self.task.cancel()
 
     async def _run(self) -> None:
@@ -364,7 +365,7 @@ class Runner:
         attempts: Sequence[Attempt] = ()
         began_s = 0.0 if self._on_settled is None else self._loop.time()
         failure: BaseException | None = None
-        self._is_handling = True
+        self.is_handling = True
         try:
             if self._stopped or self._lost is not None or route.unfit(delivery) is not None:
                 # Before the handler began.
@@ -385,7 +386,7 @@ class Runner:
             failure, outcome = error, self._outcome_of(error)
             self._exit_by(error)
         finally:
-            self._is_handling, self.is_settling = False, True
+            self.is_handling, self.is_settling = False, True
             self._leases.drop(delivery)
             for attempt in reversed(attempts):
                 self._end(attempt, delivery, outcome, failure)

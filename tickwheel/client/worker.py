@@ -501,19 +501,23 @@ class Lane:
         raise ClientClosed("the client was closed while the worker was running")
 
     def _begin(self, delivery: Delivery) -> None:
-        """Start a delivery in an idle runner or a new one."""
+        """Start a delivery in an idle runner or a new one. A stopped runner releases it."""
         assert self._leases is not None, "started"
         self._free -= 1
         self._leases.begin()
         while self._waiting:
-            if self._waiting.pop().go_on(delivery):
-                return
-        runner = Runner(
-            self.route, self._threads, self._leases, delivery, self._settled, self._observers,
-            self._on_settled, self._exits,
-        )  # fmt: skip
-        self._runners.add(runner)
-        runner.task.add_done_callback(partial(self._ended, runner))
+            runner = self._waiting.pop()
+            if runner.go_on(delivery):
+                break
+        else:
+            runner = Runner(
+                self.route, self._threads, self._leases, delivery, self._settled, self._observers,
+                self._on_settled, self._exits,
+            )  # fmt: skip
+            self._runners.add(runner)
+            runner.task.add_done_callback(partial(self._ended, runner))
+        if self._stopping:
+            runner.stop()
 
     def _settled(self, runner: Runner) -> Delivery | None:
         """Note that a delivery is settled. Return the next one for its runner, or None."""
@@ -603,10 +607,14 @@ class Lane:
     def stop(self) -> None:
         """Start no more handlers. Returns at once."""
         self._stopping = True
+        for runner in self._runners:
+            if not runner.is_handling:
+                runner.stop()
 
     async def close(self) -> None:
         """Take no more deliveries, and release those not started."""
-        self._stopping = self._closed = True
+        self.stop()
+        self._closed = True
         if self._look_timer is not None:
             self._look_timer.cancel()
         if self._prefetch_request is not None:
