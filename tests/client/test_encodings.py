@@ -259,6 +259,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"encrypt_with": "x"}, r"one of the keys \(none\), not 'x'"),
     ({"keys": KEYS, "keys_file": "x"}, "either keys or keys_file, not both"),
     ({"keys_file": "nowhere"}, "keys_file nowhere: .*No such file"),
+    ({"keys_file": "no\0where"}, "keys_file no\0where: embedded null byte"),
 ]
 
 
@@ -317,6 +318,7 @@ def test_a_file_of_keys_that_others_may_open_is_refused(tmp_path: Path, mode: in
     ("text", "says"),
     [("a", "line 1 must be NAME BASE64"), ("\na SECRET x", "line 2 must be NAME BASE64"),
      ("a SECRET", "line 1: the key is not valid base64"),
+     ("b eA==\na SECRET\u00e4", "line 2: the key is not valid base64"),
      ("a eA==\na eA==", "line 2 repeats key 'a'"),
      ("a eA==", "a must be 32 bytes, not 1"), ("", "keys must map at least one name")],
 )  # fmt: skip

@@ -13,7 +13,6 @@ that neither can be exchanged.
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import stat
 import zlib
@@ -314,7 +313,7 @@ def read_keys(path: str | os.PathLike[str]) -> dict[str, bytes]:
             if len(data) > KEYS_BYTES_MAX:
                 raise BadRequest(f"keys_file {path} has more than {KEYS_BYTES_MAX} bytes")
             text = data.decode()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise BadRequest(f"keys_file {path}: {error}") from None
     keys: dict[str, bytes] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -328,7 +327,7 @@ def read_keys(path: str | os.PathLike[str]) -> dict[str, bytes]:
             raise BadRequest(f"{location} repeats key {shown(name)}")
         try:
             keys[name] = base64.b64decode(encoded, validate=True)
-        except binascii.Error:
+        except ValueError:
             raise BadRequest(f"{location}: the key is not valid base64") from None
     return keys
 
