@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import socket
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from support.waiting import comes, soon
+from tickwheel import webhooks
+from tickwheel.outbound.process import Sending
 from tickwheel.webhooks import ForbiddenAddress, Guard
 
 PUBLIC = ("93.184.216.34", "8.8.8.8", "2606:2800:220:1::1", "::ffff:8.8.8.8", "64:ff9b::808:808")
@@ -64,20 +70,68 @@ async def test_addresses_in_other_forms_are_checked(host: str) -> None:
 async def test_an_address_is_checked_without_a_look_up(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", None)
+    monkeypatch.setattr(socket, "getaddrinfo", None)
     with pytest.raises(ForbiddenAddress):
         await Guard().resolve(host, 80)
 
 
 async def test_forbidden_addresses_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def getaddrinfo(host: str, port: int, **options: Any) -> Any:
+    def getaddrinfo(host: str, port: int, **options: Any) -> Any:
         there = {"both": ("10.0.0.1", "8.8.8.8"), "none": ("10.0.0.1", "127.0.0.1")}[host]
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (item, port)) for item in there]
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     assert await Guard().resolve("both", 443) == [(socket.AF_INET, "8.8.8.8")]
     with pytest.raises(ForbiddenAddress):
         await Guard().resolve("none", 443)
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[str], threading.Event]]:
+    """The names that were looked up, and the event that all except "fine" wait for."""
+    asked, answer = list[str](), threading.Event()
+
+    def getaddrinfo(host: str, *given: Any, **options: Any) -> Any:
+        asked.append(host)
+        if host != "fine":
+            answer.wait()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    yield asked, answer
+    answer.set()
+
+
+@pytest.mark.parametrize("kind", ["push", "forward"])
+async def test_silent_name_servers_stop_no_other_work(
+    names: tuple[list[str], threading.Event], kind: str
+) -> None:
+    config = {"allow": (), "callbacks": None, "url": "tcp://127.0.0.1:1", "token": "t"}
+    sending, (_, answer) = Sending(config, io.StringIO()), names
+    loop = asyncio.get_running_loop()
+    look_up: Any = sending.guard.resolve if kind == "push" else loop.getaddrinfo
+    waiting = [asyncio.create_task(look_up(f"silent{n}", 80)) for n in range(40)]
+    fine = asyncio.create_task(look_up("fine", 80))
+    assert (await soon(fine))[0][-1] == ("8.8.8.8" if kind == "push" else ("8.8.8.8", 80))
+    await soon(asyncio.to_thread(int))
+    answer.set()
+    await soon(asyncio.gather(*waiting))
+
+
+async def test_look_ups_are_limited_and_count_until_they_end(
+    names: tuple[list[str], threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhooks, "LOOK_UPS_MAX", 2)
+    guard, (asked, answer) = Guard(), names
+    waiting = [asyncio.create_task(guard.resolve(name, 80)) for name in ("a", "a", "b", "c")]
+    await comes(lambda: len(asked) == 2)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert (sorted(asked), guard.look_ups.count) == (["a", "b"], 3)
+    answer.set()
+    await comes(lambda: not guard.look_ups.count)
+    assert sorted(asked) == ["a", "b", "c"]
 
 
 def test_an_invalid_network_is_refused() -> None:

@@ -22,8 +22,10 @@ import hashlib
 import hmac
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from ipaddress import (
     IPv4Address,
@@ -33,7 +35,7 @@ from ipaddress import (
     ip_address,
     ip_network,
 )
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tickwheel.errors import NotFound, needs_extra, shown
 
@@ -48,6 +50,55 @@ _COMPATIBLE: Final = IPv6Network("::/96")
 """Addresses that contain an IPv4 address in the last 32 bits."""
 
 
+LOOK_UPS_MAX: Final = 256
+"""Maximum number of host names that are looked up at the same time, each in a thread."""
+
+
+class LookUps:
+    """Looks up host names in threads of its own.
+
+    A name server that does not answer holds a thread for many seconds. In the threads of the event
+    loop, a few such names would stop all other work. A host has one look-up at a time, whose result
+    is shared. It counts until its thread returns, even if nobody waits for it any more.
+    """
+
+    def __init__(self) -> None:
+        self._room = asyncio.Semaphore(LOOK_UPS_MAX)
+        self._running: dict[tuple[Any, ...], asyncio.Task[Future[list[Any]]]] = {}
+
+    @property
+    def count(self) -> int:
+        """The number of look-ups that run or wait for a thread."""
+        return len(self._running)
+
+    async def getaddrinfo(self, host: Any, port: Any, **options: int) -> list[Any]:
+        """Return what the event loop's ``getaddrinfo`` returns, or raise its error."""
+        key = (host, *sorted(options.items()))
+        look_up = self._running.get(key)
+        if look_up is None:
+            look_up = self._running[key] = asyncio.create_task(self._look_up(host, options))
+            look_up.add_done_callback(lambda _: self._running.pop(key))
+        await asyncio.wait((look_up,))  # a cancelled caller does not end it
+        results = look_up.result().result()
+        return [(*kind, (address[0], port, *address[2:])) for *kind, address in results]
+
+    async def _look_up(self, host: Any, options: dict[str, int]) -> Future[list[Any]]:
+        future: Future[list[Any]] = Future()
+        future.set_running_or_notify_cancel()  # a thread cannot be cancelled
+
+        def run() -> None:
+            try:
+                future.set_result(socket.getaddrinfo(host, None, **options))
+            except Exception as error:
+                future.set_exception(error)
+
+        async with self._room:
+            threading.Thread(target=run, name="tickwheel-look-up", daemon=True).start()
+            with suppress(Exception):  # callers read it from the future
+                await asyncio.wrap_future(future)
+        return future
+
+
 class ForbiddenAddress(OSError):
     """The address is not allowed."""
 
@@ -57,6 +108,7 @@ class Guard:
 
     def __init__(self, allow: Sequence[Network] = ()) -> None:
         self._allow = tuple(allow)
+        self.look_ups = LookUps()
 
     @classmethod
     def from_texts(cls, texts: Iterable[str]) -> Guard:
@@ -90,9 +142,8 @@ class Guard:
             self.check(host, str(literal))
             literal_family = socket.AF_INET if literal.version == 4 else socket.AF_INET6
             return [(literal_family, str(literal))]
-        loop = asyncio.get_running_loop()
-        results = await loop.getaddrinfo(
-            host, port, family=socket.AddressFamily(family), type=socket.SOCK_STREAM
+        results = await self.look_ups.getaddrinfo(
+            host, port, family=family, type=socket.SOCK_STREAM
         )
         allowed: list[tuple[int, str]] = []
         refusal: ForbiddenAddress | None = None

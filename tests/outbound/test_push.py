@@ -724,18 +724,17 @@ async def test_forbidden_addresses_get_no_request(
 ) -> None:
     """Whatever the address is written like; also of a name that stood for a public address when it
     was looked up first (DNS rebinding)."""
-    loop, guard = asyncio.get_running_loop(), Guard()
-    plain, looked_up = loop.getaddrinfo, 0
+    guard, plain, looked_up = Guard(), socket.getaddrinfo, 0
 
-    async def getaddrinfo(name: Any, port: Any, **options: Any) -> Any:
+    def getaddrinfo(name: Any, port: Any, *given: Any, **options: Any) -> Any:
         nonlocal looked_up
         if name != "changes.test":
-            return await plain(name, port, **options)
+            return plain(name, port, *given, **options)
         looked_up += 1
         address = "8.8.8.8" if looked_up == 1 else "127.0.0.1"
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
 
-    monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     if host == "changes.test":
         assert await guard.resolve(host, 80) == [(socket.AF_INET, "8.8.8.8")]
     port = endpoint.url.split(":")[2].partition("/")[0]

@@ -159,6 +159,9 @@ class Sending:
 
     def __init__(self, config: Mapping[str, Any], out: TextIO) -> None:
         self.guard = Guard.from_texts(config["allow"])
+        # For forwarders: a name server that does not answer must not stop the others.
+        loop = asyncio.get_running_loop()
+        setattr(loop, "getaddrinfo", self.guard.look_ups.getaddrinfo)  # noqa: B010  # a method
         self.callbacks: str | None = config["callbacks"]
         self.client = Client(
             config["url"], token=config["token"], name="tickwheel-outbound",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from server.shard.test_lining import pull, put
 from support.in_process import InProcess
 from support.sender import FakeSender
+from support.waiting import comes
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.targets import SECRETS_MAX, shown_url
 from tickwheel.errors import BadRequest
@@ -220,26 +222,30 @@ def test_networks_of_push_allow_are_checked() -> None:
         load(None, {"push_allow": "10.0.0.1/8"})
 
 
+@pytest.mark.parametrize("is_waited_for", [True, False])
 async def test_concurrent_host_lookups_are_limited(
-    daemon: InProcess, sender: FakeSender, monkeypatch: pytest.MonkeyPatch
+    daemon: InProcess, sender: FakeSender, monkeypatch: pytest.MonkeyPatch, is_waited_for: bool
 ) -> None:
     monkeypatch.setattr(shard_targets, "LOOK_UPS_MAX", 2)
-    is_known = asyncio.Event()
+    monkeypatch.setattr(shard_targets, "RESOLVE_S_MAX", 60.0 if is_waited_for else 0.001)
+    is_known = threading.Event()
 
-    async def getaddrinfo(*given: Any, **options: Any) -> Any:
-        await is_known.wait()
+    def getaddrinfo(*given: Any, **options: Any) -> Any:
+        is_known.wait()
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", 443))]
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     peer, other = daemon.connect(), daemon.connect()
-    named = ("https://slow.test/", {"secrets": (SECRET,)})
-    waiting = [asyncio.create_task(peer.do(T.PUSH_SET, "t", group, *named)) for group in "ab"]
-    await asyncio.sleep(0)
+    pushes = [("t", name, f"https://{name}.test/", {"secrets": (SECRET,)}) for name in "abc"]
+    waiting = [asyncio.create_task(peer.do(T.PUSH_SET, *push)) for push in pushes[:2]]
+    await (asyncio.sleep(0) if is_waited_for else asyncio.gather(*waiting))
     code, message = await other.refused(T.PUSH_TEST, "https://slow.test/", None)
     assert code == "overloaded" and "the limit is 2 (LOOK_UPS_MAX)" in message
     is_known.set()
     await asyncio.gather(*waiting)
-    assert (await other.do(T.PUSH_SET, "t", "c", *named))["created"]
+    look_ups = daemon.daemon.listener._active.operations.targeting._guard.look_ups
+    await comes(lambda: not look_ups.count)
+    assert (await other.do(T.PUSH_SET, *pushes[2]))["created"]
 
 
 async def test_targets_of_a_daemon_are_limited(

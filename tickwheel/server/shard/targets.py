@@ -51,7 +51,7 @@ PUSH, FORWARD = "push", "forward"
 RESOLVE_S_MAX: Final = 3.0
 """Maximum seconds to resolve a host when a target is set; it is resolved again later."""
 LOOK_UPS_MAX: Final = 64
-"""Maximum number of hosts that are being resolved."""
+"""Maximum number of hosts that are being resolved, including those that nobody waits for."""
 PORTS: Final = {"http": 80, "https": 443}
 PUSH_OPTIONS: Final = (
     "format", "concurrency", "request_timeout_ms", "connect_timeout_ms", "callback_lease_ms",
@@ -69,7 +69,7 @@ class Targeting:
         self._core = parts.core
         self._guard = Guard.from_texts(parts.settings.push_networks)
         self._resolving = 0
-        """Number of hosts that are being resolved."""
+        """Number of requests whose hosts are being resolved."""
 
     # --- set and remove --------------------------------------------------------------------------
 
@@ -138,9 +138,10 @@ class Targeting:
         """Call ``act`` once the host of a URL was resolved and is allowed. ``also`` performs
         another check and returns its error, or None."""
         parts = self._parts
-        if self._resolving >= LOOK_UPS_MAX:
+        busy = max(self._resolving, self._guard.look_ups.count)
+        if busy >= LOOK_UPS_MAX:
             raise Overloaded(
-                f"the hosts of {self._resolving} targets are being resolved; the limit is"
+                f"the hosts of {busy} targets are being resolved; the limit is"
                 f" {LOOK_UPS_MAX} (LOOK_UPS_MAX)"
             )
         self._resolving += 1
