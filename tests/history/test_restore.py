@@ -754,6 +754,36 @@ async def test_a_gap_after_the_backup_is_never_exact(tmp_path: Path) -> None:
     assert results == [True] * 5 + [False] * 5
 
 
+@pytest.mark.parametrize(
+    ("left", "keeps_position"),
+    [(0.5, True), (0.5, False), (0.02, True), (0.02, False), (None, True)],
+    ids=["cut", "cut, no position", "no head", "no head, no position", "absent"],
+)
+async def test_a_damaged_end_of_an_earlier_epoch_is_never_exact(
+    tmp_path: Path, left: float | None, keeps_position: bool
+) -> None:
+    """No later number of the epoch shows it: the writer's position and the file itself do."""
+    backup = await make_backup(tmp_path)
+    since = [enqueued([make_id(n)], **NEW, time_ms=t(n)) for n in range(1, 300)]
+    last = pieces(tmp_path, [BEGUN], since)[-1]
+    pieces(tmp_path, [[EventKind.DAEMON, t(300), "started", {"clean": True}], stopped()], epoch=2)
+    assert (await run(tmp_path, backup, dry_run=True)).exact
+    data = last.read_bytes()
+    last.unlink()
+    if left is not None:
+        last.write_bytes(data[: int(len(data) * left)])
+    if not keeps_position:
+        (position,) = tmp_path.glob("_state/*/position.json")
+        position.unlink()
+    report = await run(tmp_path, backup, dry_run=True)
+    assert report.clean_stop and not report.exact
+    assert (report.missing_events > 0, report.unreadable_segments) == (
+        keeps_position,
+        left is not None,
+    )
+    assert len(report.gaps) == keeps_position + (left is not None)
+
+
 @pytest.mark.parametrize("behind_a_segment", [False, True])
 async def test_a_clock_set_back_after_the_backup_hides_no_event(
     tmp_path: Path, behind_a_segment: bool

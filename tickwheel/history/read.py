@@ -674,6 +674,8 @@ class Replay:
                 last = seqs[-1]
                 self._last_position = epoch, last
                 yield block
+        if last is not None and (start is None or epoch >= start.epoch):
+            self.findings.missing_events += max(0, self._ends.get(epoch, 0) - last)
 
     def _skip_backed_up(
         self, start: Start, epoch: int, blocks: Iterator[list[Event]]
@@ -724,13 +726,17 @@ class Replay:
     ) -> Iterator[list[Event]]:
         """Yield the events of one epoch by number, merging its files."""
         heads: list[_Head] = []
+        start = self._start if self._start is not None and epoch <= self._start.epoch else None
         for index, segment in enumerate(files):
-            first = next(chain.from_iterable(self._numbered(segment, Tally())), None)
+            tally = Tally()
+            first = next(chain.from_iterable(self._numbered(segment, tally)), None)
             if first is not None:
                 heads.append(_Head(first["seq"], index, segment, first))
+            elif start is None or segment.hour_ms + HOUR_MS > start.since_ms:
+                self.findings.tally.unreadable += tally.unreadable
         heads.sort(key=lambda head: head[:2])
-        if self._start is not None and epoch <= self._start.epoch:
-            heads = _from_start(heads, self._start)
+        if start is not None:
+            heads = _from_start(heads, start)
         entries = [head[:3] for head in reversed(heads)]
         heap: list[tuple[int, int, list[Event], Iterator[list[Event]]]] = []
 

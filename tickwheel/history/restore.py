@@ -443,6 +443,7 @@ class _Run:
         for field_ in fields(Replayed):
             setattr(report, field_.name, getattr(findings, field_.name))
         report.torn_lines, report.unusable_events = findings.tally.torn, self._fold.unusable
+        report.unreadable_segments = findings.tally.unreadable
         report.reaches_back = self._replay.reaches_back
         if (
             not findings.clean_stop
@@ -703,6 +704,7 @@ class Report(Replayed):
     reaches_back: bool = True
     """Whether the history begins before the backup was made."""
     torn_lines: int = 0
+    unreadable_segments: int = 0
     unusable_events: int = 0
     missing_epochs: int = 0
     """Number of epochs without events between epochs with events."""
@@ -754,6 +756,8 @@ class Report(Replayed):
             gaps.append("it begins after the backup was made")
         if self.missing_events:
             gaps.append(f"{self.missing_events:,} events are missing from its files")
+        if self.unreadable_segments:
+            gaps.append(f"{self.unreadable_segments:,} of its segments are damaged or missing")
         if self.missing_epochs:
             gaps.append(
                 f"{self.missing_epochs:,} epochs between others have no events in any folder (a"
