@@ -22,7 +22,9 @@ from support.history_rig import (
 from tickwheel.history import segments
 from tickwheel.history.segments import (
     BACKUP_MARGIN_MS,
+    DAY_MS,
     Limits,
+    Upkeep,
     clean,
     last_backup_file,
     last_backup_ms,
@@ -127,6 +129,27 @@ def test_the_writer_cleans_at_its_hour_once(tmp_path: Path) -> None:
     writer.step()
     assert hours_left(tmp_path) == [starts[0]]
     writer.close()
+
+
+@pytest.mark.usefixtures("in_utc")
+def test_a_wall_clock_that_is_wrong_for_a_moment_removes_nothing(tmp_path: Path) -> None:
+    starts = history_of_hours(tmp_path, 4)
+    clock = Clock(NOW_MS)
+    writer = writer_of(tmp_path, clock=clock, clean_hour=14, limits=Limits(3 * HOUR_MS))
+    for ahead_ms in (0, 30 * DAY_MS, 0):
+        clock.now_ms, clock.ahead_ms = clock.now_ms + 2_000, ahead_ms
+        writer.step()
+        assert hours_left(tmp_path) == starts
+    clock.now_ms += 4 * HOUR_MS
+    writer.step()
+    assert hours_left(tmp_path) == []
+    writer.close()
+
+
+def test_a_clock_set_back_before_the_last_clean_up_makes_the_next_due(tmp_path: Path) -> None:
+    upkeep = Upkeep(tmp_path, Limits(), 4, pytest.fail)
+    assert upkeep.is_daily_due(NOW_MS, NOW_MS + 30 * DAY_MS)
+    assert not upkeep.is_daily_due(NOW_MS, NOW_MS)
 
 
 @pytest.mark.usefixtures("in_utc")

@@ -91,8 +91,13 @@ class Clock:
 
     def __init__(self, now_ms: int = NOW_MS) -> None:
         self.now_ms = now_ms
+        self.ahead_ms = 0
+        """How far the wall clock alone is ahead."""
 
-    def __call__(self) -> int:
+    def wall_ms(self) -> int:
+        return self.now_ms + self.ahead_ms
+
+    def mono_ms(self) -> int:
         return self.now_ms
 
 
@@ -110,7 +115,7 @@ def writer_of(
         retention_s=None if limits.retention_ms is None else limits.retention_ms / 1000,
         bytes_max=limits.bytes_max, disk_warn=limits.disk_warn, disk_clean=limits.disk_clean,
     )  # fmt: skip
-    return Writer(options, lines.append, now_ms=clock or Clock(), measured=disk)
+    return Writer(options, lines.append, clocks=clock or Clock(), measured=disk)
 
 
 def drain(folder: Path, **options: Any) -> list[str]:

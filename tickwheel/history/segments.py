@@ -493,10 +493,12 @@ class Upkeep:
         self._stuck_logged = False
 
     def is_daily_due(self, now_ms: int, cleaned_ms: int) -> bool:
-        """Return whether it is ``clean_hour`` in local time, or the last clean-up was a day ago."""
+        """Return whether it is ``clean_hour`` in local time, or the last clean-up was a day ago, or
+        before the clock was set back."""
         since_ms = now_ms - cleaned_ms
         is_clean_hour = time.localtime(now_ms / 1000).tm_hour == self._clean_hour
-        return since_ms >= HOUR_MS and (is_clean_hour or since_ms >= DAY_MS)
+        is_day_over = since_ms >= DAY_MS or since_ms < 0
+        return is_day_over or (is_clean_hour and since_ms >= HOUR_MS)
 
     def daily(self, now_ms: int, busy: AbstractSet[Path]) -> None:
         """Enforce the limits of age and size. Raise OSError."""

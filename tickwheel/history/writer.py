@@ -51,7 +51,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tickwheel.clock import sources
+from tickwheel.clock import Now, Sources, sources
 from tickwheel.disk import Use, measure, sync
 from tickwheel.history import segments, spool
 from tickwheel.history.lines import MALFORMED, EventKind, Renderer
@@ -481,12 +481,13 @@ class Writer:
 
     def __init__(
         self, options: WriterOptions, log: Log, *,
-        now_ms: Callable[[], int] | None = None, measured: Callable[[Path], Use] = measure,
+        clocks: Sources | None = None, measured: Callable[[Path], Use] = measure,
     ) -> None:  # fmt: skip
         node, shard = options.node, options.shard
         self._dir = Path(options.folder)
         self._folder = state_folder(self._dir, node, shard)
-        self._now_ms = now_ms or sources().wall_ms
+        self._clocks = clocks = clocks or sources()
+        self._now_ms = clocks.wall_ms
         self._upkeep = Upkeep(self._dir, options.limits, options.clean_hour, log, measured)
         self.output = Output(self._dir, node, shard, options.segment_bytes)
         self.sealer = Sealer()
@@ -497,6 +498,8 @@ class Writer:
         self.follower = Follower(self._folder, self.output, position, options, self._now_ms, log)
         self.follower.save()
         self._upkeep_ms = 0
+        self._newest = Now(0, 0)
+        """Time of the newest event, and when it was noticed."""
 
     def step(self) -> int:
         """Write some lines and seal a piece. Return the number of spool bytes that were processed,
@@ -544,11 +547,20 @@ class Writer:
         now_ms = self._now_ms()
         if abs(now_ms - self._upkeep_ms) >= UPKEEP_MS:
             self._upkeep_ms = now_ms
-            if self._upkeep.is_daily_due(now_ms, self.follower.position.cleaned_ms):
-                self.follower.position.cleaned_ms = now_ms
+            clean_ms = min(now_ms, self._daemon_ms())
+            if self._upkeep.is_daily_due(clean_ms, self.follower.position.cleaned_ms):
+                self.follower.position.cleaned_ms = clean_ms
                 self.follower.save()
-                self._upkeep.daily(now_ms, self._busy())
+                self._upkeep.daily(clean_ms, self._busy())
             self._upkeep.check_disk_if_due(now_ms, self._busy())
+
+    def _daemon_ms(self) -> int:
+        """Return the time of the newest event plus the steady time since. A wall clock that is
+        later may be wrong, and the daemon may not follow it."""
+        mono_ms, newest_ms = self._clocks.mono_ms(), self.follower.newest_ms
+        if newest_ms != self._newest.now_ms:
+            self._newest = Now(newest_ms, mono_ms)
+        return newest_ms + mono_ms - self._newest.mono_ms
 
     def _busy(self) -> set[Path]:
         return self.output.busy | self.sealer.paths
@@ -577,7 +589,7 @@ class Follower:
         """Number of lines written since the start."""
         self.held = False
         """Whether a daemon could still append to the spool at the last ``step``."""
-        self.newest_ms = 0
+        self.newest_ms = next(reversed(position.epochs.values()), EpochPosition()).last_ms
         """Time of the last event written."""
 
     def step(self) -> int:
