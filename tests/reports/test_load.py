@@ -126,7 +126,8 @@ def test_valid_lines_are_loaded_and_others_counted_by_kind(
             json.dumps(one | {"v": 0}),
         ],
         "missing": [
-            json.dumps({k: v for k, v in one.items() if k != name})
+            json.dumps({k: v for k, v in (one | event).items() if k != name})
+            for event in ({}, {"event": "replaced"})
             for name in ("v", "time_ms", "event", "task_id", "topic", "shard", "epoch", "seq",
                          "due_ms")
         ],

@@ -184,7 +184,7 @@ def test_a_partial_backlog_starts_with_earlier_tasks(spark: SparkSession) -> Non
     assert rows(metrics.backlog(waits, "UTC", T0 + HOUR), *columns)[0] == (T0 + HOUR, "t", 5, 7)
 
 
-def journey_events(spark: SparkSession) -> DataFrame:
+def journey_events(spark: SparkSession, moved: str = "rescheduled") -> DataFrame:
     """Six tasks: done, dead, in flight, never seen, moved, done in one group of two."""
     made: list[dict[str, Any]] = []
 
@@ -200,15 +200,16 @@ def journey_events(spark: SparkSession) -> DataFrame:
     add(2, 1_000, "delivered", group="g", attempt=1, due_ms=T0 + 1_000)
     add(2, 1_500, "dead", group="g", attempt=1)
     add(3, 1_000, "delivered", group="g", attempt=1, due_ms=T0 + 1_000)
-    add(5, 500, "rescheduled", due_ms=T0 + 3 * HOUR)
+    add(5, 500, moved, due_ms=T0 + 3 * HOUR)
     for group in ("g", "h"):
         add(6, 1_000, "delivered", group=group, attempt=1, due_ms=T0 + 1_000)
     add(6, 1_200, "acked", group="g", attempt=1)
     return events(spark, *made)
 
 
-def test_journeys_follow_each_task_to_its_end(spark: SparkSession) -> None:
-    result = rollups.advance(journey_events(spark), None).persist()
+@pytest.mark.parametrize("moved", ["rescheduled", "replaced"])
+def test_journeys_follow_each_task_to_its_end(spark: SparkSession, moved: str) -> None:
+    result = rollups.advance(journey_events(spark, moved), None).persist()
     closed = result.filter("closed")
     assert rows(
         closed, "task_id", "group", "came_due_ms", "acked_ms", "deliveries", "attempts"

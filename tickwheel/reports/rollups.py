@@ -203,6 +203,7 @@ SLOW_KEPT = 50
 CODES = 32
 """``last_code`` = time_ms × 32 + the event's index in TASK_EVENTS, a single comparable number."""
 _RANK = {event: rank for rank, event in enumerate(TASK_EVENTS)}
+_RANK["replaced"] = _RANK["rescheduled"]  # both change the due time
 _TIES = 1 << 20
 """Multiplied with the longest time until ``TIME_MS_MAX``, this is less than a LONG's maximum."""
 _INFO = ("task_id", "topic", "key", "producer", "enqueued_ms", "planned_ms")
@@ -222,13 +223,13 @@ def enqueues(events: DataFrame) -> DataFrame:
 
 def legs(events: DataFrame) -> DataFrame:
     """Return the course of each task in each group, as far as these events show it, as numbers.
-    Events of the whole task (cancelled, rescheduled, expired) belong to group ``""``."""
+    Events of the whole task (cancelled, replaced, expired) belong to group ``""``."""
     c = F.col
     broadcast = (c("event") == "delivered") & c("group").isNull()
     rank = F.create_map(*(F.lit(x) for pair in _RANK.items() for x in pair))
     # Numbers are shuffled and compared faster than texts.
     changes = events.filter(
-        c("event").isin(*TASK_EVENTS) & (c("event") != "enqueued") & ~broadcast
+        c("event").isin(*_RANK) & (c("event") != "enqueued") & ~broadcast
     ).select(
         "task_id", "topic", F.coalesce("group", F.lit("")).alias("group"), "time_ms", "due_ms",
         "attempt", "ended", rank[c("event")].alias("rank"),

@@ -50,7 +50,7 @@ OTHER_EVENTS = (
     "started", "stopped", "dropped",
 )  # fmt: skip
 EVENTS = TASK_EVENTS + OTHER_EVENTS
-TOPIC_EVENTS = TASK_EVENTS + GROUP_EVENTS + SCHEDULE_EVENTS + OCCURRENCE_EVENTS
+TOPIC_EVENTS = TASK_EVENTS + KEY_EVENTS + GROUP_EVENTS + SCHEDULE_EVENTS + OCCURRENCE_EVENTS
 FINAL = ("acked", "cancelled", "expired", "filtered", "deleted")
 """Events that end a task in its group."""
 
@@ -228,13 +228,13 @@ def _shape() -> Column:
 
 def _verdict(reason: Column) -> Column:
     c = F.col
-    of_task = c("event").isin(*TASK_EVENTS)
+    of_task = c("event").isin(*TASK_EVENTS, *KEY_EVENTS)
     missing = c("time_ms").isNull() | c("event").isNull() | c("seq").isNull()
     missing |= c("v").isNull() | c("shard").isNull() | c("epoch").isNull()
     incomplete = c("event").isin(*TOPIC_EVENTS) & c("topic").isNull()
     incomplete |= of_task & c("task_id").isNull()
     incomplete |= (c("event") == "delivered") & (c("due_ms").isNull() | c("attempt").isNull())
-    incomplete |= (c("event") == "enqueued") & c("due_ms").isNull()
+    incomplete |= c("event").isin("enqueued", "replaced") & c("due_ms").isNull()
     of_schedule = c("event").isin(*SCHEDULE_EVENTS, *OCCURRENCE_EVENTS)
     incomplete |= of_schedule & c("schedule").isNull()
     incomplete |= c("event").isin(*OCCURRENCE_EVENTS) & c("planned_ms").isNull()
