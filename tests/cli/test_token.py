@@ -57,6 +57,7 @@ def test_tokens_are_listed(path: Path, capsys: Capture) -> None:
         (["create", "shop", "--scope", "write"], 2, "a right must be one of"),
         (["create", "a b", "--scope", "all"], 2, "name must have"),
         (["create", "shop", "--scope", "all", "--expires", "soon"], 2, "usage: "),
+        (["create", "shop", "--scope", "all", "--expires", "9999999d"], 2, "at most 25340230079"),
         (["list"], 1, "io_error"),
         (["revoke", "nobody"], 1, "io_error"),
     ],

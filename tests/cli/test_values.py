@@ -107,7 +107,7 @@ def test_durations_are_formatted_for_people(seconds: float, text: str) -> None:
 
 @given(st.integers(min_value=0, max_value=2**53))
 def test_any_time_of_a_daemon_is_formatted(at_ms: int) -> None:
-    assert output.format_time(at_ms)
+    assert output.format_time(at_ms) and output.iso_time(at_ms)
 
 
 def test_times_keep_their_milliseconds() -> None:

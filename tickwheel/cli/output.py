@@ -112,8 +112,11 @@ def trouble_lines(overview: Map, most: int | None = None) -> list[str]:
 
 
 def iso_time(at_ms: int) -> str:
-    """Format a time in UTC, as JSON readers expect it."""
-    moment = datetime.fromtimestamp(at_ms // 1000, UTC).replace(microsecond=at_ms % 1000 * 1000)
+    """Format a time in UTC, as JSON readers expect it; one after the year 9999 in milliseconds."""
+    try:
+        moment = datetime.fromtimestamp(at_ms // 1000, UTC).replace(microsecond=at_ms % 1000 * 1000)
+    except (OverflowError, OSError, ValueError):
+        return f"{at_ms} ms"
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

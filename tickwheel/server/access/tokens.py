@@ -42,6 +42,8 @@ SECRET_BYTES: Final = 32
 ID_BYTES: Final = 6
 ALL_RIGHTS: Final = "all"
 QUOTA_MAX: Final = 1 << 53
+EXPIRES_MS_MAX: Final = 253_402_300_799_999
+"""The end of the year 9999, the last date that can be shown."""
 _NAME = re.compile(rf"[A-Za-z0-9._:/-]{{1,{NAME_LENGTH_MAX}}}")
 _PATTERN = re.compile(r"[A-Za-z0-9._:/-]{1,255}\*?|\*")
 _ID = re.compile(r"[0-9a-f]{12}")
@@ -288,6 +290,11 @@ def create(
         raise BadRequest(
             f"name must have 1 to {NAME_LENGTH_MAX} characters from A-Z a-z 0-9 . _ : / -, not"
             f" {shown(name)}"
+        )
+    if expires_ms is not None and expires_ms > EXPIRES_MS_MAX:
+        raise BadRequest(
+            f"expires must be at most {EXPIRES_MS_MAX} ms after 1970 (the end of 9999), not"
+            f" {expires_ms}"
         )
     if certificate is not None:
         required_parts(certificate)
