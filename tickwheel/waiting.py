@@ -1,9 +1,12 @@
-"""Waiting that is not cut short by a cancellation, for clients and the daemon."""
+"""Waiting that a cancellation does not cut short, and threads that nothing has to wait for, for
+clients and the daemon."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -23,3 +26,31 @@ async def finish_despite_cancellation(work: Awaitable[_T]) -> _T:
     if cancelled is not None:
         raise cancelled
     return result
+
+
+async def in_thread(work: Callable[[], _T]) -> _T:
+    """Run ``work`` in a daemon thread and return its result. At exit, the process would wait for a
+    thread of the loop's executor, even one whose input or endpoint never answers."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[_T] = loop.create_future()
+
+    def finish(result: _T | None, error: BaseException | None) -> None:
+        if ended.done():
+            return
+        if error is not None:
+            ended.set_exception(error)
+        else:
+            ended.set_result(result)  # type: ignore[arg-type]  # the result of ``work``
+
+    def run() -> None:
+        result: _T | None = None
+        problem: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as error:
+            problem = error
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(finish, result, problem)
+
+    threading.Thread(target=run, name="tickwheel-work", daemon=True).start()
+    return await ended

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -76,12 +77,14 @@ def test_commands_do_not_answer_a_bad_stream_with_a_traceback(
 
 def test_a_body_on_stdin_is_read_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """One without an end is refused when it is too long, and not read on."""
-    endless = io.BytesIO(b"y" * 1_000)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(endless))
-    with pytest.raises(LimitExceeded, match=r"the limit is 10 \(body_bytes_max\)"):
-        enqueue.read_stdin(10)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"y" * 10)))
-    assert enqueue.read_stdin(10) == b"y" * 10
+    reading, writing = os.pipe()
+    with open(reading) as stdin, open(writing, "wb", 0) as pipe:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        pipe.write(b"y" * 21)
+        with pytest.raises(LimitExceeded, match=r"the limit is 10 \(body_bytes_max\)"):
+            enqueue.read_stdin(10)
+        pipe.close()
+        assert enqueue.read_stdin(10) == b"y" * 10
 
 
 def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,6 +137,19 @@ def test_an_interrupted_file_can_be_resumed(cli: Cli, tmp_path: Path, kind: str)
     assert again.startswith(b"0 new, 20,000 kept in"), again
 
 
+@pytest.mark.parametrize("source", [("-",), ("--from", "-")])
+def test_a_signal_ends_a_command_that_waits_for_its_input(
+    cli: Cli, source: tuple[str, ...]
+) -> None:
+    command = cli.command("enqueue", "raw", *source)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as reading:
+        assert reading.stdin is not None
+        reading.stdin.write(b"x" * 200_000)  # more than a pipe holds, so it is being read
+        reading.stdin.flush()
+        reading.send_signal(signal.SIGINT)
+        assert reading.wait(TIMEOUT_S) == 130
+
+
 # --- by id -----------------------------------------------------------------------------------
 
 

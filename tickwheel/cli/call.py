@@ -20,7 +20,9 @@ import inspect
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
@@ -286,6 +288,20 @@ def nested(
     return group
 
 
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise KeyboardInterrupt at a Ctrl-C, even if the event loop is blocked. Its own handler would
+    only record the signal."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
 # --- questions to a person -----------------------------------------------------------------------
 
 
@@ -296,12 +312,8 @@ def can_ask(call: Call) -> bool:
 
 def ask_person(question: str) -> bool:
     """Ask for yes or no, default no. Blocks, so call it only without an open connection."""
-    # The event loop's own handler would only record a Ctrl-C, and the question would remain.
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+    with interruptible():
         return typer.confirm(question, err=True)
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 def confirmed(

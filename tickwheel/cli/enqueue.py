@@ -32,7 +32,7 @@ from tickwheel.api.kinds import BODY, NAME, FieldKind, Moment, Properties, Span,
 from tickwheel.api.tasks import TaskFields
 from tickwheel.api.times import moment
 from tickwheel.api.transactions import HalfTask
-from tickwheel.cli.call import Call, given
+from tickwheel.cli.call import Call, given, interruptible
 from tickwheel.cli.declared import declared, listed
 from tickwheel.cli.options import (
     LIMITS,
@@ -67,10 +67,13 @@ from tickwheel.client import Client, Receipt, Task, TransactionInfo
 from tickwheel.client.tasks import TaskChecker
 from tickwheel.errors import BadRequest, LimitExceeded, TickwheelError
 from tickwheel.model.policies import DURATION_MS_MAX
+from tickwheel.waiting import in_thread
 
 _MERGED = ("kept", "replaced", "rejected")
 CHUNK_TASKS = 2_000
 """Tasks enqueued together in bulk; chunks are confirmed one by one."""
+READ_BYTES = 1 << 20
+"""Maximum bytes that one call reads from stdin."""
 
 
 class EnqueueOptions(TaskOptions, RuleOptions):
@@ -129,7 +132,8 @@ async def enqueue(
     async with call.client() as client:
         content = os.fsencode(body)
         if body == "-":
-            content = await asyncio.to_thread(read_stdin, client.limits.body_bytes_max)
+            bytes_max = client.limits.body_bytes_max
+            content = await in_thread(lambda: read_stdin(bytes_max))
         receipt = await client.enqueue(topic, content, **keywords)
     left_s = receipt.due_ms / 1000 - time.time()
     when = f"in {format_duration(left_s)}" if left_s > 0 else "now"
@@ -140,13 +144,16 @@ async def enqueue(
 
 def read_stdin(bytes_max: int) -> bytes:
     """Read all of stdin. Raise LimitExceeded without reading the rest, or OSError."""
-    data = sys.stdin.buffer.read(bytes_max + 1)
+    data, fd = bytearray(), sys.stdin.fileno()
+    # If a thread still read stdin's buffer at the exit, Python would abort.
+    while more := os.read(fd, min(bytes_max + 1 - len(data), READ_BYTES)):
+        data += more
     if len(data) > bytes_max:
         raise LimitExceeded(
             f"the body on stdin has more than {bytes_max} bytes; the limit is {bytes_max}"
             " (body_bytes_max)"
         )
-    return data
+    return bytes(data)
 
 
 _OF_A_RULE = RuleOptions.__optional_keys__
@@ -163,7 +170,8 @@ def _receipt_fields(topic: str, receipt: Receipt) -> dict[str, object]:
 
 async def _bulk(call: Call, source: Path, defaults: Defaults, read: ReadTasks) -> None:
     with _opened(source) as lines:
-        total_bytes = _check_first(lines, defaults, read)
+        with interruptible():
+            total_bytes = _check_first(lines, defaults, read)
         async with call.client() as client:
             columns = ("{task.fields[count]:,} tasks", "BarColumn", "TaskProgressColumn")
             rate = "{task.fields[rate]:,.0f}/s"
@@ -178,7 +186,8 @@ def _opened(source: Path) -> Iterator[BinaryIO]:
         yield sys.stdin.buffer
         return
     try:
-        file = source.open("rb")
+        with interruptible():
+            file = source.open("rb")
     except OSError as error:
         raise BadRequest(f"--from {source}: {error.strerror}") from None
     with file:
@@ -213,7 +222,7 @@ async def _send(
     sending: asyncio.Future[list[Receipt]] | None = None
     outcomes: Counter[str] = Counter()
     try:
-        while chunk := list(itertools.islice(tasks, CHUNK_TASKS)):
+        while chunk := _next_chunk(tasks):
             enqueuing = client.enqueue_many([task for task, _ in chunk])
             sending = asyncio.ensure_future(enqueuing)  # checked below
             receipts = await asyncio.shield(sending)
@@ -233,7 +242,8 @@ async def _send(
             await asyncio.wait((sending,), timeout=LAST_CHUNK_S)
             if sending.done() and not sending.cancelled() and sending.exception() is None:
                 sent, lines_read = sent + len(sending.result()), counted.number
-        unknown, is_csv = counted.number - lines_read, read_all is read_csv
+        unknown = counted.number - lines_read if sending is not None else 0
+        is_csv = read_all is read_csv
         call.out.remark(_interrupted(sent, lines_read, unknown, is_csv))
         raise
     took_s = time.monotonic() - began
@@ -242,6 +252,11 @@ async def _send(
         if merged := [f"{outcomes[word]:,} {word}" for word in _MERGED if outcomes[word]]:
             summary = ", ".join((f"{outcomes['stored']:,} new", *merged))
         call.out.line(f"{summary} in {format_duration(took_s)}")
+
+
+def _next_chunk(tasks: Iterator[tuple[Task, int]]) -> list[tuple[Task, int]]:
+    with interruptible():
+        return list(itertools.islice(tasks, CHUNK_TASKS))
 
 
 LAST_CHUNK_S = 5.0

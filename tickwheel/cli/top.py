@@ -72,6 +72,7 @@ from tickwheel.errors import (
     UnknownType,
     Unreachable,
 )
+from tickwheel.waiting import in_thread
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -662,7 +663,7 @@ async def console(
         async with call.client(retries=0) as client:
             http = address_of(await client.status())
     token = call.token or environment.value("TICKWHEEL_TOKEN")
-    link = await asyncio.to_thread(_link, http.rstrip("/"), token)
+    link = await in_thread(lambda: _link(http.rstrip("/"), token))
     code, until_ms = link["code"], link["until_ms"]
     url = f"{http.rstrip('/')}/console/{f'#login={code}' if code else ''}"
     if not no_browser and await _opened(url):
@@ -727,7 +728,7 @@ async def _opened(url: str) -> bool:
     with tempfile.TemporaryDirectory(prefix="tickwheel-console-") as folder:  # mode 0700
         page = Path(folder) / "open.html"
         page.write_text(PAGE.format(url=escape(url)), "utf-8")
-        if not await asyncio.to_thread(webbrowser.open, page.as_uri()):
+        if not await in_thread(lambda: webbrowser.open(page.as_uri())):
             return False
         await asyncio.sleep(KEEP_S)
     return True

@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -36,6 +35,7 @@ from tickwheel.model.lateness import LATE_MS
 from tickwheel.model.records import id_time_ms
 from tickwheel.model.values import place_in_trace
 from tickwheel.version import __version__
+from tickwheel.waiting import in_thread
 
 if TYPE_CHECKING:
     from tickwheel.clock import Clock
@@ -58,8 +58,6 @@ QUIET_S = 600.0
 """Minimum seconds between two warnings about an endpoint that does not answer."""
 LOGGERS = ("opentelemetry.exporter", "opentelemetry.sdk")
 REASON_LENGTH_MAX = 300
-
-T = TypeVar("T")
 
 
 class DeliveryNote(NamedTuple):
@@ -366,31 +364,3 @@ def headers_of(path: str | None) -> dict[str, str]:
             raise BadRequest(f"otlp_headers_file {path}, line {number}: write NAME: VALUE")
         headers[name.strip().lower()] = value.strip()
     return headers
-
-
-async def in_thread(work: Callable[[], T]) -> T:
-    """Run ``work`` in a daemon thread and return its result. At exit, the process would wait for a
-    thread of the loop's executor, even one whose endpoint never answers."""
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[T] = loop.create_future()
-
-    def finish(result: T | None, error: BaseException | None) -> None:
-        if ended.done():
-            return
-        if error is not None:
-            ended.set_exception(error)
-        else:
-            ended.set_result(result)  # type: ignore[arg-type]  # the result of ``work``
-
-    def run() -> None:
-        result: T | None = None
-        problem: BaseException | None = None
-        try:
-            result = work()
-        except BaseException as error:
-            problem = error
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(finish, result, problem)
-
-    threading.Thread(target=run, name="tickwheel-otlp", daemon=True).start()
-    return await ended

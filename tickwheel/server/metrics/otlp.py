@@ -29,8 +29,9 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from tickwheel.server.metrics.exposition import HistogramState
-from tickwheel.server.tracing import SEND_TIMEOUT_S, in_thread
+from tickwheel.server.tracing import SEND_TIMEOUT_S
 from tickwheel.version import __version__
+from tickwheel.waiting import in_thread
 
 if TYPE_CHECKING:
     from tickwheel.clock import Clock
