@@ -106,9 +106,19 @@ def test_a_task_has_ended_when_all_groups_ended_it(
 def test_tasks_beyond_one_read_are_found_once(tmp_path: Path) -> None:
     many = [make_id(n) for n in range(3 * read.PART + 7)]
     write(tmp_path, [[enqueued(many, DUE_MS)], [delivered(many), acked(many)]])
+    write(tmp_path, [[enqueued(many, DUE_MS)]], epoch=2)  # a crash doubled the batch
     tasks = find(tmp_path)
     assert sorted(ids(tasks)) == sorted(many)
     assert {entry["state"] for entry in tasks} == {"acked"}
+
+
+def test_every_task_of_a_busy_hour_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read, "PART", 1 << 20)
+    many = [make_id(n) for n in range(100_001)]
+    write(tmp_path, [[enqueued(many, DUE_MS)]])
+    assert ids(find(tmp_path)) == many[::-1]
 
 
 @pytest.mark.parametrize(("limit", "complete"), [(2, False), (5, True), (100, True)])

@@ -23,6 +23,7 @@ import re
 import signal
 import sys
 import time
+from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -367,8 +368,6 @@ def _since_enqueue(folder: Path, task_id: int, begun_ms: int, tally: Tally) -> I
 
 TASKS_MAX: Final = 1_000
 """Maximum number of tasks in one answer to a daemon."""
-KEPT_MAX: Final = 100_000
-"""Maximum number of enqueues of an hour that a search keeps in memory."""
 PART: Final = 256
 """Number of tasks whose events are searched at once."""
 _ENDS: Final = ("acked", *ENDINGS)
@@ -385,16 +384,23 @@ def search_tasks(history_dir: Path, wanted: Query, tally: Tally) -> Iterator[dic
     """Yield outlines of the tasks whose enqueue matches ``wanted``, newest first."""
     query = replace(wanted, events=ENQUEUED)
     for hour_ms, hour in reversed(hours(history_dir, query)):
-        ids = deque(_enqueued(hour, query, tally), maxlen=KEPT_MAX)
-        newest_first = reversed(dict.fromkeys(ids))
-        while part := list(islice(newest_first, PART)):
-            yield from _outlines(history_dir, hour_ms, part, tally)
+        ids = array("q", _enqueued(hour, query, tally))
+        ids.reverse()
+        for start in range(0, len(ids), PART):
+            yield from _outlines(history_dir, hour_ms, ids[start : start + PART], tally)
 
 
 def _enqueued(hour: list[Segment], query: Query, tally: Tally) -> Iterator[int]:
+    at_ms, same_time = 0, set[int]()
     for event in merged(hour, query, tally):
         id_ = task_id(event)
-        if id_ is not None and query.key in (None, event.get("key")):
+        if id_ is None or id_ >> 63 or query.key not in (None, event.get("key")):
+            continue
+        if event["time_ms"] != at_ms:
+            at_ms, same_time = event["time_ms"], set()
+        # After a crash, events can appear twice, under two epochs, at the same time.
+        if id_ not in same_time:
+            same_time.add(id_)
             yield id_
 
 
