@@ -80,12 +80,18 @@ def test_console_prints_the_link_without_a_browser(
         (["--token", "wrong", "console", "--http", "HTTP"], 1, "unauthorized: the token is wrong"),
         (["console", "--http", "http://127.0.0.1:1"], 3, "unreachable: http://127.0.0.1:1"),
         (["console", "--http", "file:///etc/passwd"], 2, "--http must be http://HOST:PORT"),
+        *(
+            (["console", "--http", f"http://{place}"], 2, "--http must be http://HOST:PORT")
+            for place in ("", "localhost:http", "h:65536", "[::1", "h h", "h/\n")
+        ),
+        (["console", "--http", "TCP"], 3, "not that of a daemon's console"),
     ],
 )
 def test_console_errors_are_one_line(
     daemon: Daemon, capsys: Capture, arguments: list[str], code: int, text: str
 ) -> None:
-    given = [daemon.http if argument == "HTTP" else argument for argument in arguments]
+    places = {"HTTP": daemon.http, "TCP": daemon.url.replace("tcp:", "http:")}
+    given = [places.get(argument, argument) for argument in arguments]
     assert run([*given, "--no-browser"]) == code
     shown = capsys.readouterr()
     assert text in shown.err and shown.err.count("\n") == 1 and shown.out == ""

@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from html import escape
+from http.client import HTTPException, InvalidURL
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 from urllib.parse import urlsplit
@@ -663,9 +664,9 @@ async def console(
         async with call.client(retries=0) as client:
             http = address_of(await client.status())
     token = call.token or environment.value("TICKWHEEL_TOKEN")
-    link = await in_thread(lambda: _link(http.rstrip("/"), token))
-    code, until_ms = link["code"], link["until_ms"]
-    url = f"{http.rstrip('/')}/console/{f'#login={code}' if code else ''}"
+    address = http.rstrip("/")
+    code, until_ms = await in_thread(lambda: _link(address, token))
+    url = f"{address}/console/{f'#login={code}' if code else ''}"
     if not no_browser and await _opened(url):
         return
     call.out.result({"url": url, "until_ms": until_ms}, url)
@@ -691,11 +692,16 @@ def address_of(status: Status) -> str:
     return str(http)
 
 
-def _link(http: str, token: str | None) -> dict[str, Any]:
-    """Request a login link from the daemon. Raise the daemon's error, Unreachable or
-    BadRequest."""
-    if urlsplit(http).scheme not in ("http", "https"):
-        raise BadRequest(f"--http must be http://HOST:PORT, not {http!r:.60}")
+def _link(http: str, token: str | None) -> tuple[str | None, int | None]:
+    """Request a login link from the daemon. Return its code and when it ends. Raise the daemon's
+    error, Unreachable or BadRequest."""
+    invalid = BadRequest(f"--http must be http://HOST:PORT, not {http!r:.60}")
+    try:
+        parts = urlsplit(http)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+            raise invalid
+    except ValueError:  # of brackets, or of the port
+        raise invalid from None
     context = Trust().context() if http.startswith("https:") else None
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     request = urllib.request.Request(  # noqa: S310  # the scheme was checked
@@ -703,11 +709,15 @@ def _link(http: str, token: str | None) -> dict[str, Any]:
     )
     try:
         with urllib.request.urlopen(request, timeout=LINK_S_MAX, context=context) as response:  # noqa: S310
-            link: dict[str, Any] = json.load(response)
-            return link
+            link = json.load(response)
+            return link["code"], link["until_ms"]
     except urllib.error.HTTPError as error:
         with error:
             raise _problem(error) from None
+    except InvalidURL:
+        raise invalid from None
+    except (HTTPException, KeyError, TypeError):
+        raise Unreachable(f"{http}: its answer is not that of a daemon's console") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, OSError):
@@ -720,7 +730,7 @@ def _problem(error: urllib.error.HTTPError) -> TickwheelError:
     try:
         body = json.load(error)
         return BY_CODE.get(body["code"], InternalError)(str(body["detail"]))
-    except (ValueError, KeyError, TypeError):
+    except (HTTPException, ValueError, KeyError, TypeError):
         return Unreachable(f"{error.url} answered {error.code}: not a daemon's console")
 
 
