@@ -21,11 +21,14 @@ def test_an_empty_table_prints_its_header() -> None:
     assert Grid(("id", "topic"), title="Tasks").plain() == "Tasks\nid  topic"
 
 
-def test_a_json_record_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    Output(as_json=True).record({"id": "1", "body": "two\nlines, ünïcode"})
-    out = capsys.readouterr().out
-    assert out.count("\n") == 1
-    assert json.loads(out) == {"id": "1", "body": "two\nlines, ünïcode"}
+@pytest.mark.parametrize("more", ["", "\udcff.db"], ids=["text", "path"])
+def test_a_json_record_is_one_line(monkeypatch: pytest.MonkeyPatch, more: str) -> None:
+    raw, fields = io.BytesIO(), {"id": "1", "body": f"two\nlines, ünïcode{more}"}
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="utf-8"))
+    Output(as_json=True).record(fields)
+    out = raw.getvalue().decode()
+    assert out.count("\n") == 1 and ("ü" in out) != bool(more)
+    assert json.loads(out) == fields
 
 
 def test_output_survives_a_terminal_that_knows_only_ascii(monkeypatch: pytest.MonkeyPatch) -> None:

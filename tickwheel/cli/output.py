@@ -46,6 +46,7 @@ from tickwheel.client.encodings import (
 )
 from tickwheel.errors import Undecodable
 from tickwheel.model.policies import UNITS_MS, policy_spec
+from tickwheel.model.values import is_utf8
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -356,8 +357,11 @@ class Output:
 
     def record(self, fields: dict[str, Any]) -> None:
         """Write one result as a line of JSON, without delay."""
-        escape = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-        sys.stdout.write(json.dumps(fields, ensure_ascii=escape, default=str) + "\n")
+        text = json.dumps(fields, ensure_ascii=False, default=str)
+        encoding = (sys.stdout.encoding or "").lower().replace("-", "")
+        if encoding != "utf8" or not is_utf8(text):  # a path can contain any bytes
+            text = json.dumps(fields, default=str)
+        sys.stdout.write(text + "\n")
         sys.stdout.flush()
 
     def line(self, text: str) -> None:
