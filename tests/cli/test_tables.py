@@ -158,3 +158,8 @@ def test_spare_columns_are_dropped_first_and_in_order() -> None:
     assert [[name for name in heads if name not in columns] for columns in left] == [
         [], ["b"], ["b", "text"], ["b", "text"], ["b", "c", "text"], ["a", "b", "c", "text"],
     ]  # fmt: skip
+
+
+def test_the_title_of_a_table_can_be_any_path() -> None:
+    grid = Grid(("n" * 30,), "Restored into /[b]/\udcff.db")
+    assert drawn(grid, TERMINAL)[0].rstrip() == r"Restored into /[b]/\udcff.db"

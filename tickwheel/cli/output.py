@@ -316,7 +316,7 @@ def table_of(grid: Grid, width: int, *, dim: bool = False) -> Table:
 
     style = "dim" if dim else ""
     table = Table(
-        title=grid.title or None,
+        title=Text(printable(grid.title), "table.title") if grid.title else None,
         title_justify="left",
         header_style="bold",
         style=style,
