@@ -533,8 +533,8 @@ class Subscription:
         self._runtime = runtime
         self._inner = inner
         self._auto_ack = inner.auto_ack
-        self._current_deliveries: dict[int, Delivery] = {}
-        """With ``auto_ack``, the current delivery of each thread, by the thread's id."""
+        self._of_thread = threading.local()
+        """With ``auto_ack``, ``delivery`` is the current delivery of the thread."""
 
     def start(self) -> Self:
         """Subscribe unless this was already done. Raise the error with which the daemon refuses."""
@@ -572,7 +572,7 @@ class Subscription:
             return None
         delivery = Delivery(self._runtime, inner)
         if self._auto_ack:
-            self._current_deliveries[threading.get_ident()] = delivery
+            self._of_thread.delivery = delivery
         return delivery
 
     @property
@@ -599,7 +599,8 @@ class Subscription:
 
     def _finish(self, error: BaseException | None) -> None:
         """With ``auto_ack``, settle the delivery that this thread has finished."""
-        delivery = self._current_deliveries.pop(threading.get_ident(), None)
+        delivery: Delivery | None = getattr(self._of_thread, "delivery", None)
+        self._of_thread.delivery = None
         if delivery is None or delivery.settled:
             return
         if error is None:

@@ -90,6 +90,18 @@ def test_auto_ack_acks_on_the_next_read_and_nacks_on_exceptions(client: Client) 
     assert [task.state for task in client.lookup_many(ids)] == ["acked", "acked", "waiting"]
 
 
+def test_auto_ack_leaves_the_delivery_of_an_ended_thread_unsettled(client: Client) -> None:
+    """The next thread usually gets the same identifier."""
+    ids = [client.enqueue("ended", b"%d" % n).id for n in range(3)]
+    deliveries = client.subscribe("ended", auto_ack=True)
+    for _ in ids:
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(deliveries.get, timeout=WAIT_S).result(WAIT_S) is not None
+    client.flush_acks()
+    assert "acked" not in [task.state for task in client.lookup_many(ids)]
+    deliveries.close()
+
+
 def test_closing_a_subscription_ends_its_blocked_reader(client: Client) -> None:
     deliveries = client.subscribe("nothing").start()
     assert deliveries.get(timeout=0.01) is None
