@@ -148,6 +148,7 @@ class Runtime:
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the result of ``work()``, which runs in the thread even without a connection."""
+        self._check_thread()
         return asyncio.run_coroutine_threadsafe(work(), self._loop).result()
 
     @property
@@ -163,6 +164,7 @@ class Runtime:
         with self._lock:
             if self._closed:
                 return
+            self._check_thread()
             self._closed = True
         asyncio.run_coroutine_threadsafe(self._close(timeout_s), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -655,10 +657,11 @@ class Client:
         """Flush acks and enqueues, release unread deliveries, and disconnect. Calls for which other
         threads wait raise ClientClosed. Do nothing if the client is closed."""
         with self._lock:
-            self._closed = True
-            runtime, self._current = self._current, None
+            runtime = self._current
+            self._closed = self._closed or runtime is None
         if runtime is not None:
-            runtime.close(timeout)
+            runtime.close(timeout)  # in the client's own thread it raises, and nothing is closed
+            self._closed, self._current = True, None
 
     def __enter__(self) -> Self:
         try:

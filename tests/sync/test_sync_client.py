@@ -167,13 +167,16 @@ def test_every_call_after_close_raises_client_closed(daemon: Daemon) -> None:
             call()
 
 
-def test_a_blocking_call_in_the_clients_own_thread_is_refused(client: Client) -> None:
+@pytest.mark.parametrize("call", [lambda it: it.enqueue("own", b"second"), Client.close])
+def test_a_blocking_call_in_the_clients_own_thread_is_refused(
+    call: Callable[[Client], object], client: Client
+) -> None:
     results: list[BaseException | None] = []
     over = threading.Event()
 
     def chain(_: Any) -> None:
         try:
-            client.enqueue("own", b"second")
+            call(client)
             results.append(None)
         except errors.BadRequest as error:
             results.append(error)
@@ -183,6 +186,7 @@ def test_a_blocking_call_in_the_clients_own_thread_is_refused(client: Client) ->
     assert over.wait(WAIT_S)
     assert isinstance(results[0], errors.BadRequest)
     assert "enqueue_nowait" in str(results[0])
+    assert client.ping() > 0
 
 
 # --- processes -----------------------------------------------------------------------------------
