@@ -44,7 +44,7 @@ from tickwheel.client.checks import Check
 from tickwheel.client.connection import DEFAULT_URL
 from tickwheel.client.delivery import ACK_IN_S, Delivered, mark_retrieved
 from tickwheel.client.encodings import Codec, body_of
-from tickwheel.client.link import descriptors, unreachable
+from tickwheel.client.link import closing_s, descriptors, unreachable
 from tickwheel.client.sql import SCHEMA, ack_command, write
 from tickwheel.client.subscription import settle_failed
 from tickwheel.client.tasks import Receipt
@@ -83,6 +83,8 @@ class Runtime:
         self._make = make
         self._client: AsyncClient | None = None
         self._attempt: AsyncClient | None = None
+        self._waiting = 0
+        """Calls that wait for the connection."""
         self._connecting: asyncio.Task[AsyncClient] | None = None
         self._closed = False
         self._lock = threading.RLock()
@@ -203,8 +205,6 @@ class Runtime:
         arguments: tuple[Any, ...],
         options: dict[str, Any],
     ) -> T:
-        if self._closed:
-            raise ClientClosed("the client was closed before the call was made")
         client = self._client
         if client is None:
             began_s, timeout = self._loop.time(), options.get("timeout")
@@ -219,21 +219,32 @@ class Runtime:
         """Return the connected client. Raise the errors of ``Client.connect``, and Unreachable
         after ``timeout_s``."""
         if self._connecting is None or self._connecting.done():
-            self._connecting = self._loop.create_task(self._connect())
+            self._attempt = self._make()
+            self._connecting = self._loop.create_task(self._connect(self._attempt))
             self._connecting.add_done_callback(mark_retrieved)
-        done, _ = await asyncio.wait((self._connecting,), timeout=timeout_s)
+        connecting, attempt = self._connecting, self._attempt
+        self._waiting += 1
+        try:
+            done, _ = await asyncio.wait((connecting,), timeout=timeout_s)
+        finally:
+            self._waiting -= 1
         if not done:
-            assert timeout_s is not None and self._attempt is not None
-            raise unreachable(self._attempt, timeout_s)
-        return self._connecting.result()
+            assert timeout_s is not None and attempt is not None
+            raise unreachable(attempt, timeout_s)
+        if connecting.cancelled():
+            raise ClientClosed("the client was closed before it had connected")
+        return connecting.result()
 
-    async def _connect(self) -> AsyncClient:
-        self._attempt = self._make()
-        self._client = await self._attempt.connect()
+    async def _connect(self, attempt: AsyncClient) -> AsyncClient:
+        self._client = await attempt.connect()
         return self._client
 
     async def _close(self, timeout_s: float | None) -> None:
-        if self._connecting is not None:
+        if self._connecting is not None and self._attempt is not None:
+            began_s, limit_s = self._loop.time(), closing_s(self._attempt, timeout_s)
+            if self._waiting:  # flush what was enqueued before the connection
+                await asyncio.wait((self._connecting,), timeout=limit_s)
+            timeout_s = max(0.0, limit_s - (self._loop.time() - began_s))
             self._connecting.cancel()
             await asyncio.wait((self._connecting,))
         if self._client is not None:

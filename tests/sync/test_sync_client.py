@@ -21,6 +21,7 @@ import pytest
 
 import tickwheel
 from support.daemon import Daemon
+from support.waiting import until
 from tickwheel import Retry, errors
 from tickwheel.sync import Client, Delivery, Runtime, Subscription, Transaction
 
@@ -165,6 +166,22 @@ def test_every_call_after_close_raises_client_closed(daemon: Daemon) -> None:
     for call in (lambda: client.enqueue("t", b"x"), deliveries.start, client.connect):
         with pytest.raises(errors.ClientClosed):
             call()
+
+
+@pytest.mark.parametrize("connects", [True, False])
+def test_close_flushes_accepted_calls(daemon: Daemon, *, connects: bool) -> None:
+    client = Client(daemon.url, send_timeout=WAIT_S)
+    if connects:
+        client.connect()
+    runtime, closing = client._runtime(), threading.Event()
+    runtime._loop.call_soon_threadsafe(closing.wait, WAIT_S)
+    futures = [client.enqueue_nowait("flushed", b"x") for _ in range(3)]
+    with ThreadPoolExecutor(1) as pool:
+        closed = pool.submit(client.close)
+        until(lambda: runtime._closed)
+        closing.set()
+        closed.result(WAIT_S)
+    assert [future.result(0).id > 0 for future in futures] == [True] * 3
 
 
 @pytest.mark.parametrize("call", [lambda it: it.enqueue("own", b"second"), Client.close])

@@ -20,7 +20,7 @@ from tickwheel.client.connection import DEFAULT_URL, LOGGER, Trust, connect, is_
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.encodings import UNPACKED_BYTES_MAX, Codec, Compression, body_of
 from tickwheel.client.keywords import GroupKeywords, TaskKeywords
-from tickwheel.client.link import ClientCallbacks, Link, LinkOptions
+from tickwheel.client.link import ClientCallbacks, Link, LinkOptions, closing_s
 from tickwheel.client.producer import Producer, gather_receipts
 from tickwheel.client.reconnector import HEARTBEAT_S
 from tickwheel.client.requests import verbs_need_loop
@@ -177,7 +177,7 @@ class Client(HandwrittenVerbs):
 
         Takes at most ``timeout`` seconds (default: ``send_timeout``). Does nothing when closed.
         """
-        limit_s = self._options.send_timeout_s if timeout is None else timeout
+        limit_s = closing_s(self, timeout)
         await self._link.close(limit_s, [link for link in self._links if link is not self._link])
 
     async def __aenter__(self) -> Self:

@@ -501,3 +501,8 @@ def descriptors(client: Verbs) -> list[int]:
 def unreachable(client: Verbs, waited_s: float) -> TickwheelError:
     """Return why a client that has begun to connect has no connection after ``waited_s``."""
     return client._reconnector.unreachable(waited_s)
+
+
+def closing_s(client: Verbs, timeout_s: float | None) -> float:
+    """Return the maximum seconds that the ``close`` of a client takes."""
+    return client._link.options.send_timeout_s if timeout_s is None else timeout_s
