@@ -314,3 +314,22 @@ async def test_acks_are_split_by_a_small_frame_limit() -> None:
             assert len(encode(frame)) <= 1024
             peer.ok(frame)
             await turns()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_transaction_with_an_unanswered_enqueue_is_rolled_back(
+    client: Client, peer: Peer, *, leaves: bool
+) -> None:
+    transaction = client.transaction("p")
+    enqueueing = asyncio.ensure_future(transaction.enqueue("t", b"x"))
+    prepare = await peer.next(T.PREPARE)
+    with pytest.raises(errors.Conflict, match="under way"):
+        await transaction.commit()
+    end = transaction.__aexit__(None, None, None) if leaves else transaction.rollback()
+    ending = asyncio.gather(end, return_exceptions=True)
+    peer.ok(await peer.next(T.ROLLBACK))
+    assert [type(result) is errors.Conflict for result in await soon(ending)] == [leaves]
+    peer.ok(prepare, (NOW_MS,))
+    await soon(enqueueing)
+    with pytest.raises(errors.TransactionRolledBack):
+        await transaction.enqueue("t", b"y")

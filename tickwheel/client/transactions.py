@@ -62,6 +62,8 @@ class Transaction:
         """Part → its tasks, and when the daemon stored them."""
         self._doubt: BaseException | None = None
         """The error after which it is unknown whether a half task was stored."""
+        self._storing = 0
+        """Requests under way that store half tasks."""
         self._outcome = ""
         self._link_and_claim: tuple[Link, int] | None = None
         """With several shards: the link to the shard of its tasks, once chosen, and the number of
@@ -110,12 +112,16 @@ class Transaction:
         if self._link_and_claim is not None and self._link_and_claim[1]:
             options = {**(options or {}), "claim": self._link_and_claim[1]}
         fields = (self.id, self.group, part, wires, options)
+        self._check_open()  # another task may have ended it
+        self._storing += 1
         try:
             answer = await self._call(FrameType.PREPARE, *fields, until_s=until_s)
         except BaseException as error:
             if not isinstance(error, TickwheelError) or not _is_refusal(error):
                 self._doubt = error
             raise
+        finally:
+            self._storing -= 1
         self._prepared[part] = (wires, read(lambda raw: int(raw[0]), answer))
 
     # --- the end --------------------------------------------------------------------------------
@@ -123,11 +129,16 @@ class Transaction:
     async def commit(self, *, timeout: Duration | None = None) -> list[Receipt]:
         """Commit: the half tasks become tasks. Return their receipts. Can be repeated.
 
-        Raise TransactionRolledBack if another client has rolled it back, Conflict if an enqueue
-        failed without an answer, and SendTimeout or ConnectionLost if the outcome is unknown: call
-        it again, or leave the decision to the check handler."""
+        Raise TransactionRolledBack if another client has rolled it back, Conflict if an enqueue is
+        under way or failed without an answer, and SendTimeout or ConnectionLost if the outcome is
+        unknown: call it again, or leave the decision to the check handler."""
         if self._outcome == "rolled back":
             raise TransactionRolledBack(f"transaction {self.id} was rolled back")
+        if self._storing:
+            raise Conflict(
+                f"transaction {self.id} cannot be committed while one of its enqueues is under way:"
+                " wait for it"
+            )
         if self._doubt is not None:
             raise Conflict(
                 f"transaction {self.id} cannot be committed: one of its tasks may not have been"
@@ -146,7 +157,8 @@ class Transaction:
         if self._outcome == "committed":
             raise TransactionCommitted(f"transaction {self.id} was committed")
         until_s = self._client._until(timeout)
-        if self._outcome != "rolled back" and (self._prepared or self._doubt is not None):
+        may_exist = self._prepared or self._storing or self._doubt is not None
+        if self._outcome != "rolled back" and may_exist:
             await self._call(FrameType.ROLLBACK, self.id, until_s=until_s)
         self._end("rolled back")
 
@@ -187,7 +199,8 @@ class Transaction:
         try:
             if self._outcome:
                 return
-            if error is None and self._doubt is None:
+            doubt = "its enqueue is under way" if self._storing else self._doubt
+            if error is None and doubt is None:
                 await self.commit()
                 return
             with suppress(TickwheelError):  # the check handler will roll it back
@@ -195,7 +208,7 @@ class Transaction:
             if error is None:
                 raise Conflict(
                     f"transaction {self.id} was rolled back: one of its tasks may not have been"
-                    f" stored ({self._doubt})"
+                    f" stored ({doubt})"
                 )
         finally:
             self._checks.open.pop(self.id, None)
