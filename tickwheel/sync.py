@@ -27,7 +27,7 @@ import inspect
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
@@ -434,7 +434,19 @@ def _transact(client: Client, method: Any, *arguments: Any, **options: Any) -> T
 
 def _pull(client: Client, *arguments: Any, **options: Any) -> list[Delivery]:
     runtime = client._runtime()
-    return [Delivery(runtime, inner) for inner in runtime.call(*arguments, **options)]
+    inners = runtime.call_or(functools.partial(_release, runtime), *arguments, **options)
+    return [Delivery(runtime, inner) for inner in inners]
+
+
+def _release(runtime: Runtime, deliveries: Iterable[AsyncDelivery]) -> None:
+    """Release deliveries whose caller was interrupted before receiving them."""
+
+    async def work(_: AsyncClient) -> None:
+        releasing = (delivery.release() for delivery in deliveries)
+        await asyncio.gather(*releasing, return_exceptions=True)
+
+    with suppress(TickwheelError):
+        runtime.submit(work)
 
 
 # --- objects --------------------------------------------------------------------------------------
@@ -605,10 +617,7 @@ class Subscription:
         return None
 
     def _release(self, inner: AsyncDelivery | None) -> None:
-        """Release a delivery whose caller was interrupted before receiving it."""
-        if inner is not None:
-            with suppress(TickwheelError):
-                self._runtime.submit(lambda _: inner.release())
+        _release(self._runtime, () if inner is None else (inner,))
 
     def _finish(self, error: BaseException | None) -> None:
         """With ``auto_ack``, settle the delivery that this thread has finished."""

@@ -692,12 +692,25 @@ async def test_a_long_pull_outlasts_the_send_timeout() -> None:
         assert daemon.connections == 1
 
 
-async def test_a_cancelled_pull_releases_its_deliveries(client: Client, peer: Peer) -> None:
-    pulling = asyncio.ensure_future(client.pull("t", wait=10))
+@pytest.mark.parametrize("end", ["cancelled", "cancelled with the answer", "out of time"])
+async def test_a_pull_that_ended_early_releases_its_deliveries(
+    client: Client, peer: Peer, end: str
+) -> None:
+    timeout = 0.05 if end == "out of time" else None
+    pulling = asyncio.ensure_future(client.pull("t", wait=10, timeout=timeout))
     frame = await peer.next(T.PULL)
-    pulling.cancel()
-    await asyncio.gather(pulling, return_exceptions=True)
-    peer.ok(frame, (2, NOW_MS, ((5, 1, NOW_MS, b"a"), (6, 3, NOW_MS, b"b"))))
+    assert frame[5] <= 1000 * (timeout or 10)
+    answer = (2, NOW_MS, ((5, 1, NOW_MS, b"a"), (6, 3, NOW_MS, b"b")))
+    reconnector = client._reconnector
+    assert reconnector.connection is not None
+    if end == "cancelled with the answer":
+        reconnector.connection._take((T.OK, frame[1], answer))
+    if timeout is None:
+        pulling.cancel()
+    await soon(asyncio.wait((pulling,)))
+    assert pulling.cancelled() or isinstance(pulling.exception(), errors.SendTimeout)
+    reconnector._watch._sweep()
+    peer.ok(frame, answer)
     frame = await peer.next(T.RELEASE)
     assert frame[2:] == ("t", "default", 2, (5, 6), (1, 3))
     peer.ok(frame)

@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -530,6 +532,28 @@ async def test_a_cancelled_pull_of_shards_releases_its_deliveries(
     await asyncio.wait([pulling])
     [again] = await soon(other.pull("t", group="g", wait=20))
     assert again.id == receipt.id
+
+
+async def test_a_pull_cancelled_while_it_releases_surplus_releases_all(
+    monkeypatch: pytest.MonkeyPatch, client: Client
+) -> None:
+    releases: asyncio.Queue[int] = asyncio.Queue()
+
+    async def release(shard: int) -> None:
+        releases.put_nowait(shard)
+        await asyncio.Event().wait()
+
+    async def pull(shard: int, names: Any, count: int, wait_ms: int, *_: Any) -> list[Any]:
+        return [SimpleNamespace(release=partial(release, shard))] if wait_ms else []
+
+    for shard in range(COUNT):
+        monkeypatch.setattr(link(client, shard), "pull", partial(pull, shard))
+    pulling = asyncio.ensure_future(client.pull("t", max=1, wait=30))
+    for _ in range(COUNT - 1):
+        await soon(releases.get())
+    pulling.cancel()
+    await asyncio.wait([pulling])
+    assert {await soon(releases.get()) for _ in range(COUNT)} == {*range(COUNT)}
 
 
 def link(client: Client, shard: int) -> Any:

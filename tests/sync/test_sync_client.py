@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -101,6 +101,29 @@ def test_auto_ack_leaves_the_delivery_of_an_ended_thread_unsettled(client: Clien
     client.flush_acks()
     assert "acked" not in [task.state for task in client.lookup_many(ids)]
     deliveries.close()
+
+
+def test_an_interrupted_pull_releases_its_deliveries(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, submit = client.enqueue("interrupted", b"x"), Runtime.submit
+
+    def interrupt(runtime: Runtime, *arguments: Any, **options: Any) -> Future[Any]:
+        future = submit(runtime, *arguments, **options)
+        wait([future], WAIT_S)
+
+        def result() -> Any:
+            del future.result  # only once
+            raise KeyboardInterrupt
+
+        future.result = result  # type: ignore[method-assign,assignment]
+        return future
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Runtime, "submit", interrupt)
+        client.pull("interrupted", wait=WAIT_S, lease=10 * WAIT_S)
+    [again] = client.pull("interrupted", wait=WAIT_S)
+    assert again.id == task.id
 
 
 def test_closing_a_subscription_ends_its_blocked_reader(client: Client) -> None:

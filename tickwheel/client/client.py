@@ -511,6 +511,9 @@ class Client(HandwrittenVerbs):
         options |= GroupFields.of_keywords(settings)
         names = (self._checker.name(topic, "topic"), self._checker.name(group, "group"))
         target = await self._know_shards(until_s) or self._link
+        left_s = self._left_s(until_s)
+        if left_s is not None:  # the daemon should wait no longer than the caller
+            wait_ms = min(wait_ms, int(left_s * 1000))
         made: list[MadeGroup] = []
         deliveries = await target.pull(names, max, wait_ms, options, until_s, made.append)
         new = MadeGroup.joined(made)

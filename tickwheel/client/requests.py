@@ -15,6 +15,7 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from tickwheel.api import shapes
@@ -317,7 +318,8 @@ class Calls(Source):
         ``extra_s``: additional seconds for the answer. ``until_s``: the caller's deadline by the
         loop's clock, which replaces the usual one. ``prompt``: whether a missing answer means a
         dead connection. ``repeat``: whether to send the request again on a new connection.
-        ``orphaned`` gets the result if the caller was cancelled.
+        ``orphaned`` gets the result of a caller that was cancelled or whose deadline has passed, if
+        it arrives within the usual time.
         """
         if self._stopped is not None:
             raise self._stopped
@@ -326,13 +328,19 @@ class Calls(Source):
         call = Call(self, kind, fields, self._total_s + extra_s)
         timer = None
         if until_s is not None:
-            call.deadline_s = until_s
+            call.deadline_s = until_s if orphaned is None else max(until_s, call.deadline_s)
             timer = self.reconnector.loop.call_at(until_s, call.expired)
         call.prompt, call.repeat, call.orphaned = prompt, repeat, orphaned
         self._count += 1
         try:
             self.outbox.add(call)
             return await call.future
+        except asyncio.CancelledError:
+            future = call.future  # the answer may have come in the same step of the loop
+            if orphaned is not None and not future.cancelled() and future.exception() is None:
+                with suppress(ProtocolError):
+                    read(orphaned, future.result())
+            raise
         finally:
             self._count -= 1
             call.future.cancel()

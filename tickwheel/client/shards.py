@@ -728,8 +728,8 @@ class Shards:
         loop = asyncio.get_running_loop()
         over_s = loop.time() + wait_ms / 1000 + JOIN_S
         left_s: float | None = None
+        waiting = set(pulls)
         try:
-            waiting = set(pulls)
             while waiting and not deliveries:
                 done, waiting = await asyncio.wait(
                     waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
@@ -742,18 +742,23 @@ class Shards:
                     # A shard has answered: wait only a while for unreachable ones.
                     left_s = max(0.0, over_s - loop.time())
         finally:
-            for pull in pulls:
+            for pull in waiting:
                 pull.cancel()
-            ends = await asyncio.gather(*pulls, return_exceptions=True)
-            taken = set(map(id, deliveries))
-            lists = (end for end in ends if not isinstance(end, BaseException))
-            late = (delivery for end in lists for delivery in end)
-            self._release([delivery for delivery in late if id(delivery) not in taken])
+                pull.add_done_callback(self._release_late)
         if len(errors) == len(pulls):
             raise errors[0]
-        with suppress(TickwheelError):
-            await asyncio.gather(*(delivery.release() for delivery in deliveries[count:]))
+        try:
+            with suppress(TickwheelError):
+                await asyncio.gather(*(delivery.release() for delivery in deliveries[count:]))
+        except BaseException:
+            self._release(deliveries)
+            raise
         return deliveries[:count]
+
+    def _release_late(self, pull: asyncio.Task[list[Delivery]]) -> None:
+        """Release the deliveries of a pull that nobody waits for."""
+        if not pull.cancelled() and pull.exception() is None:
+            self._release(pull.result())
 
     def _release(self, deliveries: Sequence[Delivery]) -> None:
         """Release deliveries that nobody waits for."""
