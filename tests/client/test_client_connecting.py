@@ -7,13 +7,14 @@ import contextlib
 import inspect
 import logging
 import socket
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from unittest.mock import AsyncMock, create_autospec
 
 import pytest
 
-from support.fake_daemon import FakeDaemon, Peer, turns
+from support.fake_daemon import NOW_MS, FakeDaemon, Peer, turns
 from support.ports import free_port
 from support.waiting import comes, slowly, soon
 from tickwheel import Client, Task, errors
@@ -568,6 +569,40 @@ async def test_a_cancelled_connect_leaves_no_connection(daemon: FakeDaemon) -> N
     with pytest.raises(asyncio.CancelledError):
         await connecting
     await peer.gone()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Client.connect,
+        Client.ping,
+        lambda it: it.enqueue("t", b"x"),
+        lambda it: it.oneway("t", b"x"),
+        lambda it: it.cancel(5),
+    ],
+)
+async def test_a_cancelled_connect_ends_no_other_call(
+    call: Callable[[Client], Awaitable[Any]], daemon: FakeDaemon
+) -> None:
+    hellos: asyncio.Queue[tuple[Peer, Frame]] = asyncio.Queue()
+    daemon.greet = lambda *hello: hellos.put_nowait(hello)
+    client = daemon.client()
+    connecting, other = map(asyncio.ensure_future, (client.connect(), call(client)))
+    peer, hello = await soon(hellos.get())
+    connecting.cancel()
+    await asyncio.wait((connecting,))
+    daemon.welcome(peer, hello)
+    answers = {T.PING: None, T.ENQUEUE: (NOW_MS, (5,)), T.CANCEL: ((5, "cancelled"),)}
+
+    async def answer() -> None:
+        while (frame := await peer.next())[0] in answers:
+            peer.ok(frame, answers[frame[0]])
+
+    answering = asyncio.ensure_future(answer())
+    await soon(other)
+    answering.cancel()
+    assert connecting.cancelled() and daemon.connections == 1
+    await soon(client.close())
 
 
 @pytest.mark.parametrize("steps", range(1, 10))

@@ -37,7 +37,7 @@ from tickwheel.client.tasks import (
     task_of,
 )
 from tickwheel.client.verbs import HandwrittenVerbs
-from tickwheel.errors import BadRequest, ClientClosed, SendTimeout, TickwheelError, shown
+from tickwheel.errors import BadRequest, SendTimeout, TickwheelError, shown
 from tickwheel.limits import Limits
 from tickwheel.protocol import encode
 from tickwheel.version import __version__
@@ -153,13 +153,12 @@ class Client(HandwrittenVerbs):
         """Connect now instead of with the first call. Does nothing when connected. Raise
         Unreachable after ``connect_timeout``, NotActive after ``active_timeout`` (daemons answer,
         but none is active), or the daemon's refusal; the caller can try again afterwards."""
-        if self._state == "closed":
-            raise ClientClosed("this client is closed; create a new one")
-        if self._state == "new":
-            self._begin()
-            await self._link.connecting
-        else:
+        self._ready()
+        try:
             await self._link.connect()
+        except asyncio.CancelledError:
+            await self._link.abandon()
+            raise
         return self
 
     def _ready(self) -> None:
@@ -213,8 +212,8 @@ class Client(HandwrittenVerbs):
         if link.shard_and_count is None:
             now_s = link.reconnector.loop.time()
             time_s = self._options.total_s if until_s is None else max(until_s - now_s, 0.0)
-            await asyncio.wait((link.connecting,), timeout=time_s)
-            if not link.connecting.done() and not link.reconnector.info:
+            connecting = await link.wait_connecting(time_s)
+            if not connecting.done() and not link.reconnector.info:
                 raise link.reconnector.unreachable(round(time_s, 1))
         return self._shards
 
@@ -410,7 +409,7 @@ class Client(HandwrittenVerbs):
         checked = self._check("Client.oneway", topic, body, delay, at, options)
         time_s = self._options.send_timeout_s if timeout is None else seconds(timeout, "timeout")
         if self._link.shard_and_count is None:
-            await self._reconnector.wait_up(time_s)
+            await self._know_shards(self._until(time_s))
         reconnector = self._home(checked[0]).reconnector
         connection = await reconnector.wait_up(time_s)
         if not connection.has_room:

@@ -115,6 +115,8 @@ class Link:
         self.shard_addresses = shard_addresses
         """The addresses to try; None: the configured ones, for a single shard."""
         self._callbacks = callbacks
+        self._waiting = 0
+        """Callers that wait for the first connection."""
 
     @property
     def connected(self) -> bool:
@@ -125,11 +127,29 @@ class Link:
 
     async def connect(self) -> None:
         """Wait for the connection. Raise its error; the caller can try again."""
-        if self.state == "open":
-            await asyncio.shield(self.connecting)
-        else:
-            self.ready()
-            await self.connecting
+        self.ready()
+        connecting = await self.wait_connecting()
+        if connecting.cancelled():
+            raise ClientClosed("the client was closed before it had connected")
+        connecting.result()
+
+    async def wait_connecting(self, timeout_s: float | None = None) -> asyncio.Task[None]:
+        """Return the attempt to connect after it has ended, or after ``timeout_s``."""
+        connecting = self.connecting
+        self._waiting += 1
+        try:
+            await asyncio.wait((connecting,), timeout=timeout_s)
+        finally:
+            self._waiting -= 1
+        return connecting
+
+    async def abandon(self) -> None:
+        """End the attempt to connect, unless another caller or a request waits for it."""
+        is_wanted = self._waiting or self.calls.count or not self.producer.is_idle
+        if self.state == "open" and not self.connecting.done() and not is_wanted:
+            self.state = "new"
+            self.connecting.cancel()
+            await asyncio.wait((self.connecting,))
 
     def ready(self) -> None:
         """Start to connect if the link is new or could not connect. Raise ClientClosed."""
@@ -176,7 +196,7 @@ class Link:
         try:
             await reconnector.start()
         except BaseException as error:
-            if self.state == "open":
+            if self.state == "open" and self.reconnector is reconnector:
                 self.state = "new"
             failure = (
                 error

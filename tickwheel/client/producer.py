@@ -249,9 +249,14 @@ class Producer(Source):
             self._time(batch)
         self.reconnector.wake()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether every enqueue has an outcome."""
+        return not (self._unfinished or self.has_open)
+
     async def wait_idle(self) -> None:
         """Wait until every enqueue has an outcome."""
-        while self._unfinished or self._open is not None or self._timed is not None:
+        while not self.is_idle:
             await self._changed.wait()
 
     def _new_batch(self) -> Batch:

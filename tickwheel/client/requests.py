@@ -295,7 +295,8 @@ class Calls(Source):
         self._total_s = total_s
         self._retries = retries
         self.outbox: Outbox[Call] = Outbox(reconnector)
-        self._count = 0
+        self.count = 0
+        """Calls without an answer."""
         self._stopped: TickwheelError | None = None
 
     @property
@@ -323,15 +324,15 @@ class Calls(Source):
         """
         if self._stopped is not None:
             raise self._stopped
-        if self._count >= CALLS_MAX:
-            raise Overloaded(f"{self._count} calls wait for an answer; the limit is {CALLS_MAX}")
+        if self.count >= CALLS_MAX:
+            raise Overloaded(f"{self.count} calls wait for an answer; the limit is {CALLS_MAX}")
         call = Call(self, kind, fields, self._total_s + extra_s)
         timer = None
         if until_s is not None:
             call.deadline_s = until_s if orphaned is None else max(until_s, call.deadline_s)
             timer = self.reconnector.loop.call_at(until_s, call.expired)
         call.prompt, call.repeat, call.orphaned = prompt, repeat, orphaned
-        self._count += 1
+        self.count += 1
         try:
             self.outbox.add(call)
             return await call.future
@@ -342,7 +343,7 @@ class Calls(Source):
                     read(orphaned, future.result())
             raise
         finally:
-            self._count -= 1
+            self.count -= 1
             call.future.cancel()
             if timer is not None:
                 timer.cancel()

@@ -665,7 +665,6 @@ class Shards:
 
         async def subscriptions_at(shard: int) -> Subscriptions:
             link = self.links[shard]
-            link.ready()  # so that cancelling this wait does not end the other waiters
             await link.connect()
             return link.subscriptions
 
