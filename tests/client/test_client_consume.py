@@ -637,17 +637,23 @@ async def test_a_cancelled_subscribe_is_unsubscribed(client: Client, peer: Peer)
     peer.ok(release)
 
 
-async def test_a_subscribe_cancelled_before_sending_is_never_sent(
-    daemon: FakeDaemon, client: Client, peer: Peer
+@pytest.mark.parametrize("closes", [False, True])
+async def test_a_subscribe_ended_before_sending_is_never_sent(
+    daemon: FakeDaemon, client: Client, peer: Peer, *, closes: bool
 ) -> None:
     await daemon.deaf()
     peer.close()
     while client.connected:
         await turns()
-    starting = asyncio.ensure_future(client.subscribe("t").start())
+    subscription = client.subscribe("t")
+    starting = asyncio.ensure_future(subscription.start())
     await turns()
-    starting.cancel()
-    await asyncio.gather(starting, return_exceptions=True)
+    if closes:
+        await subscription.close()
+        await soon(starting)
+    else:
+        starting.cancel()
+        await asyncio.wait((starting,))
     await daemon.listen()
     peer = await daemon.peer()
     call = asyncio.ensure_future(client.ping())

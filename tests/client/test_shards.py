@@ -409,6 +409,22 @@ async def _is_whole(client: Client) -> bool:
         return False
 
 
+async def test_a_subscription_closed_during_its_start_stays_closed(
+    shards: Shards, client: Client
+) -> None:
+    await client.stats()
+    for shard in range(COUNT):
+        shards.lose(shard)
+    await comes(lambda: not any(link(client, shard).connected for shard in range(COUNT)))
+    subscription = client.subscribe("t", prefetch=COUNT)
+    starting = asyncio.ensure_future(subscription.start())
+    await shards.settle()
+    await subscription.close()
+    await soon(starting)
+    shards.away.clear()
+    assert [consumer async for consumer in client.list_consumers()] == []
+
+
 async def test_an_error_of_any_shard_ends_a_subscription(client: Client) -> None:
     await client.create_group("t", "g", tags="a")
     with pytest.raises(errors.Conflict):

@@ -31,7 +31,13 @@ from tickwheel.api.groups import SET_OTHERWISE, TO_CHANGE, FilterFields, GroupFi
 from tickwheel.api.kinds import FLAG
 from tickwheel.api.policies import Retry, policy_wire
 from tickwheel.client.connection import LOGGER, Signal
-from tickwheel.client.delivery import FINISHED, Delivered, Delivery, DeliveryBatch
+from tickwheel.client.delivery import (
+    FINISHED,
+    Delivered,
+    Delivery,
+    DeliveryBatch,
+    mark_retrieved,
+)
 from tickwheel.client.encodings import PLAIN, Codec
 from tickwheel.client.keywords import GroupKeywords
 from tickwheel.client.leases import EXTENDED, SURE, Extender, InHand, Leases, Lot
@@ -305,7 +311,8 @@ class Subscription:
             self._extend_waiting,
             self._extended,
         )
-        self._starting = asyncio.Lock()
+        self._starters = 0
+        """Callers that wait for the start."""
         self._is_started = False
         self._closed = False
         self._error: TickwheelError | None = None
@@ -319,6 +326,7 @@ class Subscription:
         self.received = 0
         """Deliveries received."""
         self._resuming: asyncio.Task[None] | None = None
+        """Subscribes, at the start and on each new connection."""
         self._parts: SpreadSubscription | None = None
         """The subscriptions on all shards, if this is the front of several."""
         self._new_group: MadeGroup | None = None
@@ -336,24 +344,47 @@ class Subscription:
         return self._new_group if parts is None else parts.new_group
 
     async def start(self) -> Self:
-        """Subscribe. Raise the daemon's refusal. Does nothing when started."""
-        async with self._starting:
-            parts = await self._all.parts(self) if self._front is None else None
-            if not self._is_started and not self._closed:
-                self._all.add(self._number, self)
-                try:
-                    if parts is not None:
-                        self._parts, self._buffer = parts, parts.buffer
-                        await parts.start()
-                    else:
-                        await self._subscribe()
-                except BaseException:
-                    # The daemon may still have subscribed, or be about to.
-                    self._end()
-                    self._reconnector.spawn(self._leave())
-                    raise
-                self._is_started = True
+        """Subscribe. Raise the daemon's refusal. Does nothing when started. A cancelled start ends
+        the subscription, unless somebody else waits for it."""
+        try:
+            await self._wait_started()
+        except asyncio.CancelledError:
+            if not self._starters:
+                self._give_up()
+            raise
         return self
+
+    async def _wait_started(self) -> None:
+        """Start if necessary, and wait until that has ended. Raise the error that prevents it."""
+        if self._is_started:
+            return
+        if not self._closed and (self._resuming is None or self._resuming.done()):
+            self._resuming = self._reconnector.loop.create_task(self._begin())
+            self._resuming.add_done_callback(mark_retrieved)
+        starting = self._resuming
+        if starting is None:  # closed before its start
+            return
+        self._starters += 1
+        try:
+            await asyncio.wait((starting,))
+        finally:
+            self._starters -= 1
+        if not starting.cancelled():  # cancelled: closed during its start
+            starting.result()
+
+    async def _begin(self) -> None:
+        parts = await self._all.parts(self) if self._front is None else None
+        self._all.add(self._number, self)
+        try:
+            if parts is None:
+                await self._subscribe()
+            else:
+                self._parts, self._buffer = parts, parts.buffer
+                await parts.start()
+        except Exception:
+            self._give_up()  # the daemon may still have subscribed, or be about to
+            raise
+        self._is_started = True
 
     @property
     def closed(self) -> bool:
@@ -430,6 +461,12 @@ class Subscription:
         self._closed = True
         self._extender.stop()
         self._arrived.notify()
+
+    def _give_up(self) -> None:
+        """``close`` without waiting."""
+        if not self._closed:
+            self._end()
+            self._reconnector.spawn(self._leave())
 
     def fail(self, error: TickwheelError) -> None:
         """End the subscription with an error, which iteration raises."""
@@ -1095,6 +1132,8 @@ class SpreadSubscription:
                 if not done and left_s is not None:
                     break
             if not self._parts:
+                if self._front._closed:
+                    return
                 raise next(iter(errors.values()))
         except BaseException:
             for task in joining:
@@ -1123,7 +1162,7 @@ class SpreadSubscription:
         part._bytes_max = max(PART_BYTES_MIN, front._bytes_max // self._count)
         await part.start()
         if front._closed:
-            await part.close()
+            part._give_up()
             return
         self._parts.append(part)
         part._shard = shard
