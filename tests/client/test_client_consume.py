@@ -77,6 +77,20 @@ async def test_a_subscription_starts_with_its_first_read(client: Client, peer: P
     assert await soon(reading) == b"x"
 
 
+async def test_a_reader_cancelled_during_the_start_leaves_it_to_the_next(
+    client: Client, peer: Peer
+) -> None:
+    subscription = client.subscribe("t")
+    reading = asyncio.ensure_future(anext(subscription))
+    frame = await peer.next(T.SUBSCRIBE)
+    reading.cancel()
+    await asyncio.wait((reading,))
+    peer.ok(frame, {"lease_ms": 30_000})
+    peer.deliver(frame[2], b"x")
+    assert (await soon(anext(subscription))).body == b"x"
+    assert not peer.sent(T.UNSUBSCRIBE)
+
+
 async def test_several_tasks_share_a_subscription(daemon: FakeDaemon, client: Client) -> None:
     peer, subscription, sub = await consume(daemon, client)
     readers = [asyncio.ensure_future(anext(subscription)) for _ in range(3)]
@@ -123,10 +137,13 @@ async def test_a_delivery_for_a_cancelled_reader_goes_to_the_next(
 
 
 async def test_subscribe_raises_the_daemons_error(client: Client, peer: Peer) -> None:
-    starting = asyncio.ensure_future(client.subscribe("t").start())
+    subscription = client.subscribe("t")
+    starting = asyncio.ensure_future(subscription.start())
     peer.error(await peer.next(T.SUBSCRIBE), "limit_exceeded", "too many")
     with pytest.raises(errors.LimitExceeded, match="too many"):
         await soon(starting)
+    with pytest.raises(errors.LimitExceeded, match="too many"):
+        await soon(anext(subscription))
 
 
 @pytest.mark.parametrize(

@@ -500,9 +500,10 @@ class Subscription:
 
     async def take(self) -> Delivery:
         """Return the next delivery, which ``auto_ack`` does not settle. Raise StopAsyncIteration
-        when the subscription has ended."""
+        when the subscription has ended, and the error that prevented its start. A start goes on
+        when the reader is cancelled, so that a time limit for a read does not end it."""
         if not self._is_started:
-            await self.start()
+            await self._wait_started()
         if self._streak >= STREAK_MAX:
             self._streak = 0
             await asyncio.sleep(0)
