@@ -30,6 +30,7 @@ from console.asking import (
 from console.conftest import WIDE, Console
 from support.daemon import Daemon
 from support.waiting import until
+from tickwheel.api.tasks import kept_options
 from tickwheel.sync import Client
 from tickwheel.version import __version__
 
@@ -1005,20 +1006,21 @@ def test_a_schedule_is_made_with_its_next_times(console: Console, shop: Daemon, 
     ask(shop, "DELETE", "/v1/schedules/made.here")
 
 
-def test_a_changed_schedule_keeps_hidden_timing_fields(
-    console: Console, shop: Daemon, topic: str
-) -> None:
+def test_a_changed_schedule_keeps_hidden_fields(console: Console, shop: Daemon, topic: str) -> None:
     """Bytes that nobody can type, bounds, a retry policy: a setting of one thing is of that."""
-    given = {
+    given: dict[str, Any] = {
         "topic": topic, "body_base64": "/wA=", "every_ms": 5_400_000, "anchor_ms": 12_345,
         "jitter_ms": 1_500, "start_ms": 1_000, "end_ms": 3_900_000_000_000, "runs_max": 9,
         "overlap": "skip", "catch_up": "skip", "catch_up_ms": 1_500,
         "task": {
             "key": " k ", "tag": "t", "priority": 7, "ttl_ms": 1_250,
-            "within_ms": 60_000, "retry": "rocketmq",
+            "within_ms": 60_000, "retry": "rocketmq", "shard_by": "s", "encoding": "avro",
+            "trace": f"00-{1:032}-{2:016}-01",
             "properties": {"a=b": "x", "line": "1\n2", "n": 5, "on": True, "t": "5"},
         },
     }  # fmt: skip
+    missing = {option.name for option, _ in kept_options()} - given["task"].keys()
+    assert missing == {"order_key"}, "all but the one that retry excludes"
     status, before = ask(shop, "PUT", "/v1/schedules/kept", given)
     assert status == 201, before
     before = get(shop, "/v1/schedules/kept")

@@ -74,7 +74,7 @@ export function bodyFields(now = {}) {
 
 // --- options of a task ---------------------------------------------------------------------------
 
-// `now` has the current options.
+// `now` has the current options. Those without a field are kept.
 export function taskFields(now = {}) {
   const texts = { key: ["Key", line(now.key)], order_key: ["Order key", line(now.order_key)], tag: ["Tag", line(now.tag)] };
   const properties = h("textarea", { rows: 2, spellcheck: false, value: propertiesText(now.properties), placeholder: "country=de" });
@@ -88,7 +88,7 @@ export function taskFields(now = {}) {
     ],
     // Returns only options that are set.
     read() {
-      const values = { ...Object.fromEntries(Object.entries(texts).map(([name, [, box]]) => [name, box.value === "" ? null : box.value])),
+      const values = { ...now, ...Object.fromEntries(Object.entries(texts).map(([name, [, box]]) => [name, box.value === "" ? null : box.value])),
         properties: propertiesOf(properties.value), priority: wholeNumber(priority, "Priority") || null, ttl_ms: ttl.read() };
       return Object.fromEntries(Object.entries(values).filter(([, value]) => value !== null));
     },

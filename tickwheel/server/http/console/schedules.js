@@ -113,7 +113,7 @@ async function configure(now, topics) {
     ],
     read: () => {
       const bodyValues = body.read(), encoding = encodingOf(schedule, bodyValues);
-      return { topic: topic.value.trim(), ...timing.read(), ...bodyValues, ...rules.read(), ...unshown(schedule), task: { ...unshownOfTask(schedule.task), ...present({ encoding }), ...tasks.read() } };
+      return { topic: topic.value.trim(), ...timing.read(), ...bodyValues, ...rules.read(), ...unshown(schedule), task: present({ ...tasks.read(), encoding, retry: retryOf(schedule.task) }) };
     },
     act: async (values) => { changed = await put(now?.name ?? name.value.trim(), values, { isNew: now === null, wasPaused: schedule.paused, paused: paused.value === "true" }); },
   });
@@ -139,7 +139,8 @@ const unshown = ({ jitter_ms, start_ms, end_ms, runs_max }) => present({ jitter_
 // Kept bytes keep their encoding. Text that replaces them has only their format.
 const encodingOf = (schedule, read) => (schedule.body_base64 && read.body !== undefined ? content(schedule.task?.encoding) : schedule.task?.encoding);
 
-const unshownOfTask = ({ within_ms, trace, retry }) => present({ within_ms, trace, retry: typeof retry === "object" && retry?.name ? policyText(retry) : retry });
+// A policy with a name is sent by its name.
+const retryOf = ({ retry }) => (typeof retry === "object" && retry?.name ? policyText(retry) : retry);
 
 function timingFields(schedule) {
   const zones = h("datalist", { id: newId("zones") }, Intl.supportedValuesOf("timeZone").map((zone) => h("option", { value: zone })));
