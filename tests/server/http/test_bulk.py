@@ -57,6 +57,24 @@ async def test_an_error_names_its_line_as_an_editor_counts_them(
     assert rig.core.tasks == 702
 
 
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ('{"topic":"t"}{"topic":"t"}\n{"topic":"t"}', [1]),
+        ('{"topic":"t"}{"topic":"t"}\n\n', [1]),  # as many values as line ends
+        ('{\n"topic": "t"\n}\n', [1, 2, 3]),
+        ('{"topic":"t"}{"topic":"t"}\n{"topic":\n"t"}\n', [1, 2, 3]),  # as many as lines
+    ],
+)
+async def test_a_line_is_exactly_one_task(rig: HttpRig, text: str, wrong: list[int]) -> None:
+    response = await rig.call("POST", "/v1/tasks", text.encode(), content_type=NDJSON)
+    errors = [answer["error"] for answer in response.lines if "error" in answer]
+    assert [(error["line"], error["code"]) for error in errors] == [
+        (number, "bad_request") for number in wrong
+    ]
+    assert response.whole and rig.core.tasks == len(response.lines) - len(wrong)
+
+
 async def test_an_error_ending_the_stream_names_its_line(rig: HttpRig) -> None:
     most = rig.settings.http_body_bytes
     stream = begin(rig)
