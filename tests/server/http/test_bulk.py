@@ -135,6 +135,23 @@ async def test_a_line_has_a_limit(rig: HttpRig) -> None:
     assert len(response.lines) == 2 and rig.api._room.bytes == 0
 
 
+async def test_unfinished_lines_are_bodies_under_way(door: type[HttpRig]) -> None:
+    rig = await door(http_bodies_bytes_max=100_000).start()
+    first, second = begin(rig), begin(rig)
+    first.send(b"x" * 60_000)
+    await rig.until(lambda: rig.api._room.bytes == 60_000)
+    second.send(lines({"topic": "t"}) + b"x" * 40_001)
+    last = (await second.done()).lines[-1]["error"]
+    assert (last["code"], last["line"], last["retryable"]) == ("overloaded", 2, True)
+    assert "http_bodies_bytes_max" in last["detail"] and rig.core.tasks == 1
+    first.send(b"\nxx")
+    await rig.until(lambda: rig.api._room.bytes == 2)
+    first.leave()
+    await first.done()
+    assert rig.api._room.bytes == 0
+    await rig.stop()
+
+
 async def test_a_client_that_does_not_read_is_throttled(rig: HttpRig) -> None:
     stream = begin(rig)
     await stream.until(lambda response: response.status)

@@ -250,7 +250,8 @@ class Room:
         self.bytes = 0
 
     def take(self, count: int) -> None:
-        """Reserve ``count`` bytes. Raise Overloaded if they exceed the limit."""
+        """Reserve ``count`` bytes, or release them if negative. Raise Overloaded if they exceed the
+        limit."""
         if self.bytes + count > self.bytes_max:
             raise Overloaded(
                 f"the bodies of HTTP requests would take {self.bytes + count} bytes of memory; the"
@@ -258,15 +259,12 @@ class Room:
             )
         self.bytes += count
 
-    def give_back(self, count: int) -> None:
-        self.bytes -= count
-
 
 class Body:
     """The body of one request. Call ``close`` when the request ends."""
 
     __slots__ = (
-        "_bytes_max", "_bytes_read", "_content_length", "_decompressor", "_has_arrived", "_receive",
+        "_bytes_held", "_bytes_max", "_content_length", "_decompressor", "_has_arrived", "_receive",
         "_room", "_timeout_s",
     )  # fmt: skip
 
@@ -287,7 +285,7 @@ class Body:
         self._room = room
         self._bytes_max = bytes_max
         self._timeout_s = timeout_s
-        self._bytes_read = 0
+        self._bytes_held = 0
         encoding = headers.get(b"content-encoding")
         self._decompressor = None if encoding is None else _new_decompressor(encoding)
         length = headers.get(b"content-length", b"0")
@@ -296,8 +294,7 @@ class Body:
 
     def close(self) -> None:
         """Release the memory reserved for the body."""
-        self._room.give_back(self._bytes_read)
-        self._bytes_read = 0
+        self.hold(0)
 
     async def read(self) -> bytes:
         """Return the whole body. Raise BodyTooLarge, RequestTimeout, Overloaded, BadRequest or
@@ -324,7 +321,8 @@ class Body:
         return b"".join(parts)
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """Yield a body of any length in pieces. Raise RequestTimeout if a piece takes too long."""
+        """Yield a body of any length in pieces. Raise RequestTimeout if a piece takes too long. The
+        caller declares with ``hold`` how much it keeps of the pieces."""
         more = True
         while more:
             try:
@@ -344,11 +342,16 @@ class Body:
             if not more:
                 self._check_end()
 
+    def hold(self, size: int) -> None:
+        """Reserve memory for ``size`` bytes in place of those reserved before. Raise Overloaded."""
+        self._room.take(size - self._bytes_held)
+        self._bytes_held = size
+
     def _part(self, message: Message) -> bytes:
         part = _content(message)
         if self._decompressor is None:
             return part
-        part, rest = self._decompress(part, self._bytes_max - self._bytes_read + 1)
+        part, rest = self._decompress(part, self._bytes_max - self._bytes_held + 1)
         if rest:
             raise self._too_large(self._bytes_max + 1)
         if not message.get("more_body", False):
@@ -372,10 +375,10 @@ class Body:
             raise BadRequest("the body is not valid gzip: it ends too early")
 
     def _count(self, count: int) -> None:
-        if self._bytes_read + count > self._bytes_max:
-            raise self._too_large(self._bytes_read + count)
-        self._room.take(count)
-        self._bytes_read += count
+        size = self._bytes_held + count
+        if size > self._bytes_max:
+            raise self._too_large(size)
+        self.hold(size)
 
     def _too_large(self, size: int) -> BodyTooLarge:
         return BodyTooLarge(

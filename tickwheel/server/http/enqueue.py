@@ -284,7 +284,7 @@ class LineStream:
         self._reader = call.common.reader
         self._line_bytes_max = call.exchange.settings.http_body_bytes
         self._unanswered: deque[tuple[list[Line], _Future | TickwheelError]] = deque()
-        self._partial_line = b""
+        self._partial_line = bytearray()
         self._lines_read = 0
         """Number of lines that were read, including empty lines."""
 
@@ -297,7 +297,7 @@ class LineStream:
             async for part in call.body.parts():
                 await self._take(part)
             if self._partial_line.strip():
-                await self._enqueue_lines(self._partial_line)
+                await self._enqueue_lines(bytes(self._partial_line))
         except ClientGone:
             for _, answer in self._unanswered:
                 if isinstance(answer, asyncio.Future):
@@ -315,15 +315,10 @@ class LineStream:
     async def _take(self, part: bytes) -> None:
         end = part.rfind(b"\n") + 1
         if not end:
-            self._partial_line += part
-            if len(self._partial_line) > self._line_bytes_max:
-                raise BodyTooLarge(
-                    f"a line has at least {len(self._partial_line)} bytes; the limit is"
-                    f" {self._line_bytes_max} (http_body_bytes_max)"
-                )
+            self._keep(part)
             return
-        data = self._partial_line + part[:end] if self._partial_line else part[:end]
-        self._partial_line = part[end:]
+        data = b"".join((self._partial_line, part[:end]))
+        self._partial_line.clear()
         start = 0
         while start < len(data):
             stop = data.rfind(b"\n", start, start + SLICE_BYTES) + 1
@@ -332,6 +327,18 @@ class LineStream:
             await self._enqueue_lines(data[start:stop])
             start = stop
             await asyncio.sleep(0)
+        self._keep(part[end:])
+
+    def _keep(self, part: bytes) -> None:
+        """Add a part to the unfinished line. Raise BodyTooLarge, Overloaded."""
+        size = len(self._partial_line) + len(part)
+        if size > self._line_bytes_max:
+            raise BodyTooLarge(
+                f"a line has at least {size} bytes; the limit is {self._line_bytes_max}"
+                " (http_body_bytes_max)"
+            )
+        self._call.body.hold(size)
+        self._partial_line += part
 
     async def _enqueue_lines(self, data: bytes) -> None:
         """Enqueue the tasks of complete lines, in several requests if necessary."""
