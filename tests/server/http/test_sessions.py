@@ -121,6 +121,15 @@ async def test_a_logout_needs_the_console_header(rig: AccessRig) -> None:
     assert await status(rig, "/v1/stats", headers) == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/sessions", "/v1/session-links"])
+async def test_a_session_cannot_log_in_again(rig: AccessRig, path: str) -> None:
+    """A new session would outlive the end of the first one."""
+    token = await rig.token("all")
+    headers = await log_in(rig, token)
+    assert await status(rig, path, headers, "POST") == 401
+    assert await status(rig, path, headers | {"authorization": f"Bearer {token}"}, "POST") == 201
+
+
 async def test_a_session_ends_at_its_expiry_and_with_its_token(rig: AccessRig) -> None:
     token = await rig.token("read", name="a")
     first, second = await log_in(rig, token), await log_in(rig, await rig.token("read", name="b"))

@@ -47,7 +47,7 @@ from tickwheel.server.http.call import (
     single_headers,
 )
 from tickwheel.server.http.exchange import Exchange, ShardExchange
-from tickwheel.server.http.routes import ROUTES, SESSIONS_PATH, Router, allowed_by
+from tickwheel.server.http.routes import LINKS_PATH, ROUTES, SESSIONS_PATH, Router, allowed_by
 from tickwheel.server.http.types import Reader
 from tickwheel.server.logs import bind_trace
 from tickwheel.server.metrics.observed import Observed
@@ -67,6 +67,8 @@ AT_A_TIME = 8
 """Maximum requests begun and answers written in one turn of the event loop."""
 _BEARER = b"bearer "
 _LOGIN = ("POST", SESSIONS_PATH)
+_LOGIN_PATHS = (SESSIONS_PATH, LINKS_PATH)
+"""Paths that refuse sessions, because a session must not begin another, which would outlive it."""
 _OWN_SITE = (b"same-origin", b"none")
 """Values of Sec-Fetch-Site for a page of this daemon and for an address that the user typed."""
 
@@ -259,7 +261,8 @@ class Api:
                 _check_origin(headers)  # before it redeems the link, which works only once
                 return self._sessions.redeem(token)
             return self._logins.authenticate(token, peer, address)
-        if route.page or CONSOLE_HEADER in headers:
+        can_have_session = route.page or CONSOLE_HEADER in headers
+        if can_have_session and route.path not in _LOGIN_PATHS:
             session = self._sessions.find(cookie_of(headers))
             if session is not None:
                 return session.principal

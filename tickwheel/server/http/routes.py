@@ -453,6 +453,7 @@ GROUPS_TYPE = msgspec.defstruct(
     namespace={"__doc__": "The groups of a topic."},
 )
 SESSIONS_PATH = "/v1/sessions"
+LINKS_PATH = "/v1/session-links"
 _ENDED = ("not_found", "gone", "conflict")
 _NEW = ("due_too_far", "store_full")
 _ENQUEUE = ("enqueue", "enqueue_once")
@@ -612,7 +613,7 @@ ROUTES: Final = (
           ("status",), types.Session, standby=True, public=True),
     Route("DELETE", "/v1/session", log_out, "console", "Log out", ("status",),
           types.Session, standby=True, public=True),
-    Route("POST", "/v1/session-links", session_link, "console",
+    Route("POST", LINKS_PATH, session_link, "console",
           "Create a code for a single login as the caller", ("status",), types.SessionLink, 201,
           standby=True),
 )  # fmt: skip
