@@ -233,7 +233,8 @@ class AllShardsExchange(Exchange):
         topic = checks.name(request.topic, "topic")
         group = checks.group_name(request.group)
         options = {key: value for key, value in request.options.items() if value is not None}
-        lease_s = (options.get("lease_ms") or self.settings.lease_default_s * 1000) / 1000
+        lease_ms = self._lease_ms(options)
+        lease_s = self.settings.lease_default_s if lease_ms is None else lease_ms / 1000
 
         async def take(client: GatewayClient) -> bytes:
             new_groups: list[MadeGroup] = []
@@ -258,7 +259,15 @@ class AllShardsExchange(Exchange):
 
         return self._ask(take)
 
+    def _lease_ms(self, options: Mapping[str, Any]) -> int | None:
+        """Return the checked lease of a pull or stream; None if the options have none."""
+        lease_ms = options.get("lease_ms")
+        return None if lease_ms is None else checks.lease(lease_ms, self.limits)
+
     def settle(self, verb: str, receipts: Sequence[Receipt], arguments: tuple[Any, ...]) -> Answer:
+        if verb == "extend":
+            checks.lease(arguments[-1], self.limits)
+
         def fields_of(indexes: Sequence[int]) -> tuple[Any, ...]:
             return settle_fields(verb, [receipts[index] for index in indexes], arguments)
 
@@ -273,12 +282,14 @@ class AllShardsExchange(Exchange):
     # --- streams ---------------------------------------------------------------------------------
 
     def subscribe(self, request: DeliveryRequest, sink: DeliverySink) -> Answer:
+        checks.integer(request.limit, "prefetch", 0, self.limits.prefetch_max)
         options = {key: value for key, value in request.options.items() if value is not None}
         is_broadcast = bool(options.get("broadcast"))
         stream_options = _StreamOptions(
             checks.name(request.topic, "topic"),
             "" if is_broadcast else checks.group_name(request.group),
-            options.get("lease_ms"), ack=options["ack"], broadcast=is_broadcast, options=options,
+            None if is_broadcast else self._lease_ms(options),
+            ack=options["ack"], broadcast=is_broadcast, options=options,
         )  # fmt: skip
         subscribed = self._new_answer()
         client = self._gateway.new_client(self.caller.principal)
@@ -305,11 +316,12 @@ class AllShardsExchange(Exchange):
                     items = cast("Any", [_delivered_task(delivery)])
                     sink.deliver(delivery.epoch, delivery.delivered_ms, items)
                     await self._is_reading.wait()
-        except TickwheelError as error:
+        except Exception as error:
+            failure = self._error_of(error)
             if subscribed.done():
-                sink.ended(error.code, error.message)
+                sink.ended(failure.code, failure.message)
             else:
-                subscribed.set_exception(error)
+                subscribed.set_exception(failure)
         finally:
             await client.close(0)  # without BYE, so the daemons end its leases soon
 
@@ -338,13 +350,17 @@ class AllShardsExchange(Exchange):
             try:
                 result = await work()
                 value = result if render is None else render(result)
-            except TickwheelError as error:
-                value = error
             except Exception as error:
-                value = self.survive(f"a request over HTTP from {self.caller.address}", error)
+                value = self._error_of(error)
             _complete(answer, value)
 
         return self._keep(answer, end())
+
+    def _error_of(self, error: Exception) -> TickwheelError:
+        """Return the error for the client, and log it if it is unexpected."""
+        if isinstance(error, TickwheelError):
+            return error
+        return self.survive(f"a request over HTTP from {self.caller.address}", error)
 
     def _new_answer(self) -> Answer:
         """Return the future of a new answer. If the exchange has ended, raise the reason."""

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from tickwheel.model.records import TaskOptions
 
 __all__ = [
-    "array", "check_limit", "due", "group_name", "integer", "moment", "moved", "name", "numbers",
-    "options", "refused", "shown", "storable_bulk", "storable_options", "storable_schedule",
-    "storable_settings", "task_ids", "text", "wrong",
+    "array", "check_limit", "due", "group_name", "integer", "lease", "moment", "moved", "name",
+    "numbers", "options", "refused", "shown", "storable_bulk", "storable_options",
+    "storable_schedule", "storable_settings", "task_ids", "text", "wrong",
 ]  # fmt: skip
 
 
@@ -67,6 +67,11 @@ def check_limit(
 def moment(value: object, field: str, low_ms: int = 0) -> int:
     """Return a checked time in ms, at most the last time that an id can represent."""
     return integer(value, field, low_ms, MOMENT_MS_MAX)
+
+
+def lease(value: object, limits: Limits) -> int:
+    """Return the checked length of a lease in ms."""
+    return integer(value, "lease_ms", limits.lease_ms_min, limits.lease_ms_max)
 
 
 def group_name(value: object) -> str:

@@ -16,6 +16,7 @@ from tickwheel.server.http.exchange import Receipt
 
 PULL = "/v1/topics/t/pull"
 STREAM = "/v1/topics/t/deliveries?group=g&credit=2"
+ANY_RECEIPT = receipt_text(Receipt("t", "g", 5, 1, 1, 0))
 
 
 @pytest.fixture
@@ -320,6 +321,27 @@ async def test_an_invalid_stream_request_is_a_problem(rig: HttpRig, query: str, 
     response = await rig.call("GET", f"/v1/topics/t/deliveries?{query}")
     assert response.status == 400 and text in response.json["detail"], response.body
     assert not rig.shard.callers
+
+
+HUGE = 10**400
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "body", "field"),
+    [
+        ("POST", PULL, {"lease_ms": HUGE}, "lease_ms"),
+        ("POST", "/v1/extensions", {"receipts": [ANY_RECEIPT], "lease_ms": HUGE}, "lease_ms"),
+        ("GET", f"{STREAM}&lease_ms={HUGE}", None, "lease_ms"),
+        ("GET", f"/v1/topics/t/deliveries?credit={HUGE}", None, "prefetch"),
+    ],
+    ids=["pull", "extension", "stream", "credit"],
+)
+async def test_a_number_of_any_length_is_checked(
+    rig: HttpRig, method: str, target: str, body: Any, field: str
+) -> None:
+    response = await rig.call(method, target, body)
+    assert (response.status, response.json["code"]) == (400, "bad_request")
+    assert f"{field} must be an integer between" in response.json["detail"]
 
 
 async def test_groups_of_the_receipts_of_a_request_are_limited(rig: HttpRig) -> None:

@@ -24,6 +24,7 @@ from tickwheel.api.daemon import NewRestore, Restore, Status
 from tickwheel.api.verbs import VERBS
 from tickwheel.client import Client, wire
 from tickwheel.client import shards as client_shards
+from tickwheel.client.subscription import Subscription
 from tickwheel.clock import Clock
 from tickwheel.errors import Conflict, Overloaded, SendTimeout
 from tickwheel.gateway import Gateway
@@ -387,6 +388,21 @@ async def test_streams_of_lines_and_refused_streams(hall: Hall) -> None:
     await hall.call("DELETE", "/v1/topics/u?force=true")
     await soon(stream.task)
     assert stream.response.lines[-1]["error"]["code"] == "not_found"
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"), [(gateways.GatewayClient, "new_subscription"), (Subscription, "batches")]
+)
+async def test_an_unexpected_error_ends_a_stream(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch, kind: type, method: str
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    monkeypatch.setattr(kind, method, broken)
+    answer = await hall.call("GET", "/v1/topics/t/deliveries?group=g")
+    assert b'"code":"internal"' in answer.body and not hall.gateway._api._exchanges
+    assert "on purpose" in hall.events.pop()
 
 
 # --- restores ------------------------------------------------------------------------------------

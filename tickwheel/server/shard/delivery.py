@@ -257,10 +257,7 @@ class Consuming:
 
     def _lease_ms(self, options: dict[str, Any]) -> int:
         lease_ms = options.get("lease_ms")
-        if lease_ms is None:
-            return self._lease_default_ms
-        limits = self._limits
-        return checks.integer(lease_ms, "lease_ms", limits.lease_ms_min, limits.lease_ms_max)
+        return self._lease_default_ms if lease_ms is None else checks.lease(lease_ms, self._limits)
 
     def _group(
         self, topic: object, group: object, wanted: RequestedSettings, now: Now

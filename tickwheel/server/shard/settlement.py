@@ -174,8 +174,7 @@ class Settling:
     ) -> None:
         """Extend leases to ``lease_ms`` from now. Raise BadRequest, LimitExceeded, Overloaded."""
         self._check_receipts(epoch, ids, attempts)
-        limits = self._parts.limits
-        checks.integer(lease_ms, "lease_ms", limits.lease_ms_min, limits.lease_ms_max)
+        checks.lease(lease_ms, self._parts.limits)
 
         def extend_lease(lease: Lease, index: int) -> str:
             self._settlement.extend(lease, lease_ms, now.mono_ms)
