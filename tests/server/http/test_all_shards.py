@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any, cast
 
 import h11
 import pytest
@@ -12,9 +13,17 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as families
 
 from support.waiting import soon
+from tickwheel.inside import _Log
 from tickwheel.server.fleet.board import Board, ProcessState, State
-from tickwheel.server.http.all_shards import NoAnswer, SharedCalls, add_shard_metrics, fetch
+from tickwheel.server.http.all_shards import (
+    AllShardsServer,
+    NoAnswer,
+    SharedCalls,
+    add_shard_metrics,
+    fetch,
+)
 from tickwheel.server.metrics import catalogue
+from tickwheel.server.settings import Settings
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 PLAIN = rb"""# HELP up Whether it is; "quoted", \\ and a \n break.
@@ -167,3 +176,10 @@ def test_a_board_shows_the_last_entry_of_each_shard() -> None:
         board.write(1, ProcessState(pid, State.SERVES, 1_700_000_000_000, 3, -9))
     assert board.read(1) == ProcessState(2**22, State.SERVES, 1_700_000_000_000, 3, -9)
     assert board.read(0) == board.read(2) == ProcessState(0, State.DOWN, 0, 0, 0)
+
+
+async def test_internal_errors_of_all_shards_are_counted() -> None:
+    server = AllShardsServer(Settings(store="memory:"), [], Board(1), cast("Any", _Log()))
+    server._on_event("internal_error", "on purpose")
+    values = {family.name: family.values for family in server._own_metrics()}
+    assert values["tickwheel_internal_errors_total"] == [1]

@@ -402,7 +402,8 @@ async def test_an_unexpected_error_ends_a_stream(
     monkeypatch.setattr(kind, method, broken)
     answer = await hall.call("GET", "/v1/topics/t/deliveries?group=g")
     assert b'"code":"internal"' in answer.body and not hall.gateway._api._exchanges
-    assert "on purpose" in hall.events.pop()
+    event = hall.events.pop()
+    assert event.startswith("internal_error") and "Traceback" in event and "on purpose" in event
 
 
 # --- restores ------------------------------------------------------------------------------------

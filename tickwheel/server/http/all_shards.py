@@ -224,6 +224,7 @@ class AllShardsServer:
         await self._entrance.stop()
 
     def _on_event(self, event: str, text: str) -> None:
+        self._observed.note_event(event)
         log_event(self._log, event, text)
 
     # --- readiness -------------------------------------------------------------------------------
@@ -308,7 +309,7 @@ class AllShardsServer:
         return b"".join([*own, *parts, *([_EOF] if is_openmetrics else [])])
 
     def _own_metrics(self) -> Iterator[Family]:
-        """Yield the metrics of this process's own connections and logins."""
+        """Yield the metrics of this process's own connections, logins and requests."""
         for name, about, counter in catalogue.CONNECTION_METRICS:
             values = [float(getattr(self._observed, counter))]
             yield Family(name, catalogue.kind_of(name), about, (), [()], [""], values)

@@ -298,9 +298,12 @@ CONNECTION_METRICS = (
      "Requests of the HTTP API answered with a status of 500 or more.", "http_server_errors"),
     ("tickwheel_http_under_way", "Unanswered requests of the HTTP API, including streams.",
      "http_under_way"),
+    ("tickwheel_internal_errors_total",
+     "Unexpected errors of single requests or tasks; the log has their tracebacks.",
+     "internal_errors"),
 )  # fmt: skip
-"""Name, help text and attribute of ``Observed`` for each metric of connections and logins. Daemons
-and the process that serves HTTP for all shards have these metrics."""
+"""Name, help text and attribute of ``Observed`` for each metric of connections, logins and single
+requests. Daemons and the process that serves HTTP for all shards have these metrics."""
 DAEMON_METRICS = (
     ("tickwheel_failovers_total", "Takeovers by this daemon.", "failovers"),
     ("tickwheel_deposed_total", "Times that this daemon stepped down.", "deposed"),
@@ -320,9 +323,6 @@ DAEMON_METRICS = (
     ("tickwheel_settings_followed_total",
      "Groups and topics that were created, changed or deleted to match their home shard.",
      "settings_followed"),
-    ("tickwheel_internal_errors_total",
-     "Unexpected errors of single requests or tasks; the log has their tracebacks.",
-     "internal_errors"),
     ("tickwheel_same_node_name_total", "Times that another daemon led under this node's name.",
      "namesakes"),
     ("tickwheel_scrape_seconds", "Duration of the previous scrape.", "scrape_s"),

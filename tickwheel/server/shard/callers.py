@@ -592,6 +592,12 @@ class QuotaBook:
 OnEvent = Callable[[str, str], None]
 
 
+def survive(on_event: OnEvent, what: str, error: Exception) -> TickwheelError:
+    """Log an unexpected error with its traceback, and return the answer."""
+    on_event("internal_error", f"{what}: {''.join(traceback.format_exception(error))}")
+    return InternalError(f"{type(error).__name__}; see the daemon's log")
+
+
 # --- the border ----------------------------------------------------------------------------------
 
 
@@ -644,10 +650,8 @@ class Border:
 
     def survive(self, what: str, error: Exception) -> TickwheelError:
         """Log an unexpected error of an operation that changes nothing, and return the answer."""
-        self.report(what, error)
-        return InternalError(f"{type(error).__name__}; see the daemon's log")
+        return survive(self._on_event, what, error)
 
     def report(self, what: str, error: Exception) -> None:
         """Log an unexpected error that the daemon survives, with its traceback."""
-        text = "".join(traceback.format_exception(error))
-        self._on_event("internal_error", f"{what}: {text}")
+        survive(self._on_event, what, error)

@@ -22,11 +22,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tickwheel.api.verbs import VERBS
-from tickwheel.errors import Conflict, InternalError, NotActive, TickwheelError
+from tickwheel.errors import Conflict, NotActive, TickwheelError
 from tickwheel.server.logs import LogRateLimit
 from tickwheel.server.shard.backups import BackingUp, Restoring
 from tickwheel.server.shard.bulk import Bulks
-from tickwheel.server.shard.callers import OUTBOUND
+from tickwheel.server.shard.callers import OUTBOUND, survive
 from tickwheel.server.shard.delivery import Consuming
 from tickwheel.server.shard.enqueue import Producing
 from tickwheel.server.shard.groups import Grouping, KeyOperations
@@ -406,8 +406,7 @@ class StandbyOperations:
         return self.survive(what, error)
 
     def survive(self, what: str, error: Exception) -> TickwheelError:
-        self._on_event("internal_error", f"{what}: {type(error).__name__}: {error}")
-        return InternalError(f"{type(error).__name__}; see the daemon's log")
+        return survive(self._on_event, what, error)
 
     def fail(self, error: BaseException) -> None:
         raise error
