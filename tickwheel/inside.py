@@ -18,14 +18,14 @@ import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from itertools import count
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from tickwheel import sync
 from tickwheel.client import Client
 from tickwheel.client.delivery import mark_retrieved
 from tickwheel.client.wire import LinkedClient
 from tickwheel.errors import BadRequest, TickwheelError, module_needs_extra
-from tickwheel.persistence.contract import StoreBroken
+from tickwheel.persistence.contract import StoreBroken, StoreUnusable
 from tickwheel.waiting import finish_despite_cancellation
 
 with module_needs_extra("tickwheel.embedded", "server"):
@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 
     from tickwheel.client.connection import Address, Connection
     from tickwheel.clock import Sources
-    from tickwheel.persistence.contract import Store
+    from tickwheel.persistence.contract import Leader, Store
     from tickwheel.server.logs import Log
+    from tickwheel.server.shard.shard import Shard
 
 __all__ = ["Embedded", "StoreBroken", "embedded"]
 
@@ -185,7 +186,7 @@ class InProcessDaemon:
         self.on_failure: Callable[[TickwheelError], None] = lambda error: None
         """Is called after a failure of the daemon."""
         self._starting: asyncio.Task[None] | None = None
-        self._opening: asyncio.Task[None] | None = None
+        self._opening: asyncio.Task[Shard] | None = None
         """Opens a daemon. It continues after a cancelled start, because a thread opens the
         store."""
         self._watching: asyncio.Task[None] | None = None
@@ -198,27 +199,38 @@ class InProcessDaemon:
         await asyncio.shield(self._starting)
 
     async def start(self, store: Store | None = None) -> None:
-        """Start a daemon on ``store``; None is the settings' store. Raise StoreError if it
-        fails."""
+        """Start a daemon on ``store``; None is the settings' store. Return once all tasks are
+        loaded. Raise StoreError if it fails."""
         daemon = Daemon(
             self._settings, cast("Log", _Log()), is_embedded=True, sources=self._sources
         )
         if store is not None:
             daemon.roles.store = store
         self._opening = asyncio.ensure_future(self._open(daemon))
-        await asyncio.shield(self._opening)
-        assert daemon.roles.shard is not None, "the daemon has started"
+        shard = await asyncio.shield(self._opening)
         self._watching = asyncio.ensure_future(self._watch(daemon))
-        await daemon.roles.shard.loaded.wait()
+        loaded = asyncio.ensure_future(shard.loaded.wait())
+        try:
+            await asyncio.wait((loaded, shard.loading), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            loaded.cancel()
+        if not shard.loaded.is_set():
+            if shard.loading.cancelled():
+                raise StoreUnusable("the daemon lost the store while reading it; another may lead")
+            raise _failure_of(shard.loading.exception())
         self.is_up.set()
 
-    async def _open(self, daemon: Daemon) -> None:
+    async def _open(self, daemon: Daemon) -> Shard:
         try:
             await daemon.start()
+            shard = daemon.roles.shard
+            if shard is None:
+                raise _not_leading(daemon.roles.leader)
         except BaseException:
             await daemon.stop()
             raise
         self.daemon, self.loop = daemon, asyncio.get_running_loop()
+        return shard
 
     async def _watch(self, daemon: Daemon) -> None:
         """Report a failure of the daemon."""
@@ -226,15 +238,14 @@ class InProcessDaemon:
             await daemon.wait()
         except Exception as error:
             LOGGER.error("the daemon inside this program has failed: %s", error)
-            failure = error if isinstance(error, TickwheelError) else StoreBroken(str(error))
-            self.on_failure(failure)
+            self.on_failure(_failure_of(error))
 
     async def stop(self) -> None:
         """Drain and stop the running or starting daemon, if any. Raise the error of its stop."""
+        if self._starting is not None:
+            self._starting.cancel()
         for task in (self._starting, self._opening):
             if task is not None:
-                if task is self._starting:
-                    task.cancel()
                 await asyncio.wait((task,))
                 mark_retrieved(task)
         daemon, self.daemon = self.daemon, None
@@ -258,11 +269,31 @@ class InProcessDaemon:
         self.on_connection(there)
 
 
+def _failure_of(error: BaseException | None) -> TickwheelError:
+    """Return the error that tells clients why their daemon has failed."""
+    return error if isinstance(error, TickwheelError) else StoreBroken(str(error))
+
+
+def _not_leading(leader: Leader | None) -> StoreUnusable:
+    """Return the error of a daemon that has become a standby."""
+    if leader is None:
+        return StoreUnusable("the store cannot be taken over; the log (tickwheel.inside) says why")
+    return StoreUnusable(f"{leader.owner} at {leader.address} leads this store; stop it first")
+
+
 class InsideClient(LinkedClient):
     """A client that connects inside the process."""
 
     def __init__(self, inside: InProcessDaemon, **options: Any) -> None:
         super().__init__(NOWHERE, open_to=inside.connect_client, **options)
+        self._inside = inside
+
+    async def connect(self) -> Self:
+        """Start the daemon, which takes as long as its store needs, then connect. Raise the error
+        of the start."""
+        if self._state == "new":
+            await self._inside.begin()
+        return await super().connect()
 
 
 # --- for programs --------------------------------------------------------------------------------
@@ -310,9 +341,7 @@ class Embedded:
 
     async def __aenter__(self) -> Client:
         client = self._new_client()
-        assert self._inside is not None, "_new_client sets it"
         try:
-            await self._inside.begin()  # connecting would not raise the original error
             return await client.connect()
         except BaseException:
             # Finish even if this is cancelled again, because the store would stay locked.

@@ -24,10 +24,12 @@ from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.persistence.sqlite.store import SqliteStore
 from tickwheel.server.daemon import Daemon as Served
 from tickwheel.server.settings import Settings
+from tickwheel.server.shard.shard import Recovering
 from tickwheel.testing import TestWheel
 from tickwheel.waiting import finish_despite_cancellation
 
 ROOT = Path(__file__).parents[2]
+Begin = Callable[[str], Coroutine[Any, Any, None]]
 PROGRAM = """
 import asyncio, sys
 from tickwheel import embedded
@@ -150,6 +152,14 @@ async def begin_embedded(store: str) -> None:
         pass
 
 
+async def begin_in_thread(store: str) -> None:
+    def begin() -> None:
+        with embedded(store):
+            pass
+
+    await asyncio.to_thread(begin)
+
+
 async def begin_wheel(store: str) -> None:
     async with TestWheel():
         pass
@@ -178,9 +188,7 @@ async def begin_subscription(store: str) -> None:
 @pytest.mark.parametrize(
     "begin", [begin_daemon, begin_embedded, begin_wheel, begin_client, begin_subscription]
 )
-async def test_a_cancelled_start_leaves_no_tasks_or_threads(
-    begin: Callable[[str], Coroutine[Any, Any, None]], tmp_path: Path
-) -> None:
+async def test_a_cancelled_start_leaves_no_tasks_or_threads(begin: Begin, tmp_path: Path) -> None:
     tasks, threads = asyncio.all_tasks(), set(threading.enumerate())
     for steps in STEPS:
         store = f"sqlite:///{tmp_path}/{steps}.db"
@@ -197,6 +205,58 @@ async def test_a_cancelled_start_leaves_no_tasks_or_threads(
         await comes(lambda: asyncio.all_tasks() <= tasks)
         await comes(lambda: not [thread for thread in own_threads() if thread not in threads])
         assert beginning.cancelled() or beginning.exception() is None
+
+
+@pytest.mark.parametrize(
+    ("begin", "failure", "error"),
+    [
+        (begin_embedded, StoreBroken("EIO"), StoreBroken),
+        (begin_in_thread, StoreBroken("EIO"), StoreBroken),
+        (begin_embedded, ValueError("a bug"), StoreBroken),
+        (begin_embedded, asyncio.CancelledError("lost the store"), StoreUnusable),
+    ],
+)
+async def test_a_store_that_cannot_be_read_fails_the_start(
+    begin: Begin,
+    failure: BaseException,
+    error: type[Exception],
+    store: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def load_rest(recovering: Recovering) -> None:
+        raise failure
+
+    monkeypatch.setattr(Recovering, "load_rest", load_rest)
+    with pytest.raises(error, match=str(failure)):
+        await soon(begin(store))
+    monkeypatch.undo()
+    await begin_embedded(store)  # its lock is free
+
+
+def test_reading_a_store_may_take_longer_than_connecting(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def load_slowly(recovering: Recovering) -> None:
+        await asyncio.sleep(1.5)  # real time: longer than connect_timeout
+        await load_rest(recovering)
+
+    load_rest, defaults = Recovering.load_rest, Client.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "connect_timeout", 1.0)
+    monkeypatch.setattr(Recovering, "load_rest", load_slowly)
+    with embedded(store) as client:
+        client.ping()
+
+
+async def test_a_store_that_another_daemon_leads_is_refused(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path / "redis").start().lay_out()
+    try:
+        async with embedded(server.url()) as client:
+            with pytest.raises(StoreUnusable, match=r"/\w+ at tcp://.+ leads this store"):
+                await soon(begin_embedded(server.url()))
+            await client.ping()
+    finally:
+        server.stop()
 
 
 LEADING = 240

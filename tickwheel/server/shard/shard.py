@@ -212,7 +212,7 @@ class Shard:
         """Begin to serve. ``load_rest`` loads the tasks that are not in memory. Call this after
         ``following`` has caught up."""
         self._committing = self.spawn(self.committer.run())
-        self.spawn(self._load(load_rest))
+        self.loading = self.spawn(self._load(load_rest))
         self.spawn(self.committer.watch_room())
         if self.following is not None:
             self.spawn(self.following.run())
