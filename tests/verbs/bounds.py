@@ -121,6 +121,7 @@ def _letters(kind: DeadLetterPairs, limits: Limits) -> Iterator[Bound]:
 
 def _place(kind: LetterPlace, limits: Limits) -> Iterator[Bound]:
     yield Bound((TOO_HIGH, "g"), (str(ID_MAX), str(TOO_HIGH)))
+    yield Bound((1, "\0"), (NAMES,))
 
 
 _BEYOND: tuple[tuple[type[FieldKind], Callable[[Any, Limits], Iterator[Bound]]], ...] = (
@@ -178,8 +179,12 @@ def _at_ids(field: Field, kind: Ids, limits: Limits) -> Iterator[Bound]:
     yield Bound((0, ID_MAX), (f"not {ID_MAX}",))
 
 
+def _at_place(field: Field, kind: LetterPlace, limits: Limits) -> Iterator[Bound]:
+    yield Bound((ID_MAX, ""), (NAMES,))
+
+
 _WITHIN: tuple[tuple[type[FieldKind], Callable[[Field, Any, Limits], Iterator[Bound]]], ...] = (
     (Text, _at_text), (Name, _at_name), (Choice, _at_choice), (Shift, _at_shift),
     (Window, _at_window), (Whole, _at_whole), (Number, _at_number),
-    (PropertyValue, _at_property), (Ids, _at_ids),
+    (PropertyValue, _at_property), (Ids, _at_ids), (LetterPlace, _at_place),
 )  # fmt: skip

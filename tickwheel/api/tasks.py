@@ -691,9 +691,11 @@ class LetterPlace(FieldKind):
     def check(self, value: Any, field: str, limits: Limits) -> Any:
         if type(value) is not tuple or len(array(value, field, 2)) != 2:
             wrong(field, "[id, group]", value)
-        return ID.check(value[0], f"{field}[0]", limits), Text().check(
-            value[1], f"{field}[1]", limits
-        )
+        task_id, group = value
+        ID.check(task_id, f"{field}[0]", limits)
+        if group != "":  # which precedes every group of the id
+            NAME.check(group, f"{field}[1]", limits)
+        return value
 
 
 class DeadPage(Request):

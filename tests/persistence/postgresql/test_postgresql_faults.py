@@ -24,6 +24,7 @@ from tickwheel.persistence.contract import (
     CommitUnknown,
     StoreAway,
     StoreBroken,
+    StoreError,
     StoreForgot,
 )
 from tickwheel.persistence.on_server import NoReply
@@ -244,6 +245,13 @@ class TestDamage:
             await subject.commit(ended([1]))
         with pytest.raises(StoreBroken, match=table):
             await subject.store.read([1])
+
+    async def test_a_value_that_it_cannot_represent_fails_the_read_alone(
+        self, subject: Subject
+    ) -> None:
+        with pytest.raises(StoreError, match="22021") as failed:
+            await subject.store.scan_dead((0, "\0"), 1, None, None)
+        assert not isinstance(failed.value, StoreBroken)
 
     async def test_a_full_disk_refuses_new_tasks(
         self, subject: Subject, monkeypatch: pytest.MonkeyPatch

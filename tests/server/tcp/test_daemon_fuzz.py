@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from e2e.stores import running_store, stores
 from protocol.test_codec_fuzz import mutated, values
 from support.daemon import Daemon
 from support.declared_frames import PATIENT, SILENT, all_places
@@ -30,9 +31,15 @@ few = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scop
 UNANSWERED = (T.OK, T.ERROR, T.DELIVER)
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with Daemon(tmp_path_factory.mktemp("fuzz")) as daemon:
+@pytest.fixture(scope="module", params=stores("sqlite", "postgresql"))
+def running(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("fuzz")
+    with (
+        running_store(request.param, folder, request) as options,
+        Daemon(folder, backup_dir=str(folder), **options) as daemon,
+    ):
         yield daemon
         assert "Traceback" not in daemon.log_text()
 

@@ -120,6 +120,8 @@ REFUSING = (
     "53000", "53100", "53200", "53400",  # no memory, no disk
 )  # fmt: skip
 """Errors that another attempt can outlive. PostgreSQL has rolled the statement back."""
+UNFIT: Final = "22"
+"""The class of errors of values that PostgreSQL cannot represent, such as text with NUL."""
 _GONE = ("08", "57P")
 """Classes of errors after which the connection is closed, whatever the statement did."""
 _IDENTITY = ("28000", "28P01", "3D000")

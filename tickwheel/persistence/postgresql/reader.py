@@ -42,6 +42,7 @@ from tickwheel.persistence.postgresql.driver import (
     LOOKUPS,
     REFUSING,
     SNAPSHOT,
+    UNFIT,
     Link,
     ServerError,
     is_table_dropped,
@@ -317,7 +318,8 @@ class KeyedTasks(NamedTuple):
 def _failure(error: Exception) -> StoreError:
     """Return the error of a read that was not answered, or that PostgreSQL refused."""
     if isinstance(error, ServerError) and error.state not in REFUSING:
-        return StoreBroken(error.message)
+        is_unfit = error.state.startswith(UNFIT)
+        return StoreError(error.message) if is_unfit else StoreBroken(error.message)
     return StoreAway(str(error))
 
 
