@@ -20,7 +20,7 @@ from tickwheel.model.records import (
     TaskRow,
 )
 from tickwheel.persistence.codec import encode_tasks
-from tickwheel.persistence.redis import RedisStore, options_from
+from tickwheel.persistence.redis import RedisStore, options_from, reader
 from tickwheel.persistence.redis.layout import member, record_field, split_member
 from tickwheel.persistence.redis.reader import IdIndex
 from tickwheel.persistence.redis.writer import KeptBatches
@@ -174,10 +174,37 @@ class TestIdIndex:
         assert index.after(-1, 9) == [3, 5, 7, 8, 9]
         assert index.after(9, 9) == []
 
+    async def test_new_ids_are_added_without_sorting_the_others(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        index, sizes = IdIndex(), list[int]()
+        with index.loading() as found:
+            found += range(1_000)
+
+        def noted(ids: list[int]) -> list[int]:
+            sizes.append(len(ids))
+            return sorted(ids)
+
+        monkeypatch.setattr(reader, "sorted", noted, raising=False)
+        index.add([1_002, 1_001, 1_002])
+        assert index.after(998, 9) == [999, 1_001, 1_002]
+        index.add([1_000, 999])
+        assert index.after(998, 9) == [999, 1_000, 1_001, 1_002]
+        assert sizes[0] == 3
+
+    async def test_is_dropped_when_half_of_its_tasks_have_ended(self) -> None:
+        index = IdIndex()
+        with index.loading() as found:
+            found += range(2 * reader.ENDED_MIN + 2)
+        index.end(reader.ENDED_MIN + 1)
+        assert index.after(0, 1) == [1]
+        index.end(1)
+        assert index.after(0, 1) is None
+
     async def test_is_dropped_when_nobody_lists(self, monkeypatch: pytest.MonkeyPatch) -> None:
         index = IdIndex()
         with index.loading() as found:
             found += [1]
-        monkeypatch.setattr("tickwheel.persistence.redis.reader.IDLE_S", -1.0)
+        monkeypatch.setattr(reader, "IDLE_S", -1.0)
         index.add([2])
         assert index.after(-1, 9) is None

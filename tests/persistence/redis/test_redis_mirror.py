@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -11,14 +12,15 @@ import pytest
 from persistence.redis.subjects import Make, store
 from persistence.store_subject import Subject
 from support.redis_server import RedisServer
+from support.stand_in import stand_in
 from support.store_rows import ended, everything, in_flight, tasks
 from tickwheel.model.kinds import GROUP, SESSION, Effects, keyed
-from tickwheel.model.records import DeadRow, GroupRow, SessionRow, TaskRow
+from tickwheel.model.records import DeadRow, GroupRow, Outcome, SessionRow, TaskRow
 from tickwheel.persistence import codec, open_url
 from tickwheel.persistence.codec import decode_heads
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, StoreAway, StoredTask
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.persistence.redis import RedisStore
+from tickwheel.persistence.redis import RedisStore, reader
 from tickwheel.persistence.redis.driver import RedisOptions, options_from
 from tickwheel.persistence.redis.layout import RECORDS, TopicNumbers, prepare
 from tickwheel.persistence.redis.mirror import (
@@ -298,6 +300,39 @@ class TestReading:
         await subject.commit(Effects(dead={(7, "g"): DeadRow(7, "g", "t", 1, 1, "")}))
         await subject.commit(Effects(dead={(11, "g"): None}))
         assert [row.id for row in await _dead(subject)] == [7]
+
+    async def test_a_long_listing_lets_other_work_run_and_shows_one_moment(
+        self, subject: Subject, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(reader, "PAGE_MAX", 5)
+        monkeypatch.setattr(reader, "IDS_PER_TURN", 10)
+        await subject.commit(tasks([1], topic="rare"))
+        await subject.commit(tasks(range(2, 40)))
+        await subject.commit(tasks([40], topic="rare"))
+        batches = [replace(tasks([41], topic="rare"), ended={1: Outcome.ACKED})]
+
+        async def land(delay_s: float) -> None:
+            while batches:
+                await subject.commit(batches.pop())
+
+        with monkeypatch.context() as patch:
+            patch.setattr(reader, "asyncio", stand_in(asyncio, sleep=land))
+            page = await subject.store.scan(-1, 10, "rare")
+        assert ([t.row.id for t in page], batches) == ([40, 41], [])
+
+    async def test_the_indexes_forget_what_has_ended(
+        self, subject: Subject, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(reader, "ENDED_MIN", 5)
+        dead = {(i, "g"): DeadRow(i, "g", "t", 1, 1, "") for i in range(12, 21)}
+        await subject.commit(tasks(range(1, 21)))
+        await subject.commit(Effects(dead={**dead}))
+        assert (len(await subject.ids()), len(await _dead(subject))) == (20, 9)
+        await subject.commit(replace(ended(range(1, 12)), dead=dict.fromkeys([*dead][1:])))
+        assert await subject.ids() == list(range(12, 21))
+        assert [row.id for row in await _dead(subject)] == [12]
+        indexes = store(subject)._reader
+        assert (len(indexes._index), len(indexes._dead_index)) == (9, 1)
 
 
 def _size(effects: Effects) -> int:

@@ -33,7 +33,7 @@ from tickwheel.persistence.contract import CommitRefused, SmallState, StoredTask
 from tickwheel.persistence.redis.layout import kind_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from tickwheel.model.records import DeadRow, Outcome
     from tickwheel.persistence.redis.layout import Records
@@ -157,7 +157,7 @@ class GroupRecords:
     def __len__(self) -> int:
         return sum(map(len, self._rows.values()))
 
-    def ids(self) -> Iterable[int]:
+    def ids(self) -> Collection[int]:
         return self._rows
 
     def get(self, task_id: int) -> list[bytes]:
@@ -454,7 +454,7 @@ class Mirror:
     def ids(self) -> Iterable[int]:
         return self._tasks
 
-    def dead_ids(self) -> Iterable[int]:
+    def dead_ids(self) -> Collection[int]:
         """Return the ids of the tasks that have a dead letter."""
         return self._dead.ids()
 

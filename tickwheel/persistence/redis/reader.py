@@ -3,8 +3,8 @@ before that from Redis.
 
 With a complete mirror no read waits for Redis, so deliveries and listings continue while Redis does
 not answer. Invariant: each call reads a snapshot. Reads of the mirror do not await between two
-accesses. A Redis script is atomic, and a read with several scripts holds the writer's lock, which
-delays commits.
+accesses, or then read again what they have found. A Redis script is atomic, and a read with several
+scripts holds the writer's lock, which delays commits.
 
 Reads have a separate connection and do not wait for batches. Every script checks that Redis has the
 current incarnation and the last confirmed batch. If it does not, Redis is repaired before the read
@@ -14,7 +14,8 @@ Redis orders tasks by due time only. A second ordered set of ids would make each
 and take 100 bytes of Redis's memory per task, although listings are rare. So the first page of a
 listing reads all ids (one second for a million). They stay in ``IdIndex``, at 8 bytes each, until
 no listing has used them for a while. This daemon updates the index at every commit. The index keeps
-the ids of ended tasks, because reading the rows shows that they have ended.
+the ids of ended tasks, because reading the rows shows that they have ended, until they are half of
+its ids.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from tickwheel.persistence.redis.writer import Writer
 
 IDLE_S = 30.0
+ENDED_MIN = 100_000
+"""Minimum number of ended tasks for which an index is loaded again."""
 
 
 class IdIndex:
@@ -58,7 +61,11 @@ class IdIndex:
     def __init__(self) -> None:
         self._ids: array[int] | None = None
         self._added: list[int] | None = None
+        self._ended = 0
         self._used_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._ids or ())
 
     def after(self, after_id: int, limit: int) -> list[int] | None:
         """Return the next ids above ``after_id``, or None if the index must be loaded first."""
@@ -67,7 +74,11 @@ class IdIndex:
             return None
         self._used_s = asyncio.get_running_loop().time()
         if self._added:
-            self._ids = ids = array("q", sorted({*ids, *self._added}))
+            # Usually all are new tasks, with the highest ids.
+            start = bisect_left(ids, min(self._added))
+            later = ids[start:]
+            del ids[start:]
+            ids.extend(dict.fromkeys(sorted([*later, *self._added])))
             self._added = []
         start = bisect_right(ids, after_id)
         return list(ids[start : start + limit])
@@ -84,14 +95,26 @@ class IdIndex:
         if self._added is None:
             return
         if self._ids is not None and asyncio.get_running_loop().time() > self._used_s + IDLE_S:
-            self._ids = self._added = None
+            self.drop()
             return
         self._added.extend(ids)
+
+    def end(self, count: int) -> None:
+        """Note that tasks have ended. Drop the index if they are half of its ids."""
+        self._ended += count
+        if self._ended > max(ENDED_MIN, len(self) // 2):
+            self.drop()
+
+    def drop(self) -> None:
+        """Forget the ids. An index that is being loaded keeps those that were added."""
+        if self._ids is not None:
+            self._ids = self._added = None
 
     @contextmanager
     def loading(self) -> Iterator[list[int]]:
         """Yield a list that the caller fills with all ids. Ids added concurrently are kept."""
         ids: list[int] = []
+        self._ended = 0
         if self._added is None:
             self._added = []
         try:
@@ -226,6 +249,8 @@ IDS_PER_SCRIPT = 1_000
 BYTES_PER_SCRIPT = 8 << 20
 IDS_PER_SCAN = 5_000
 PAGE_MAX = 1_000
+IDS_PER_TURN = 4_000
+"""Number of ids in the mirror that a listing examines before the event loop runs other work."""
 
 NextIds = Callable[[int, int], list[int] | None]
 """(position, limit) → ids in order, or None if the index must be loaded first."""
@@ -244,10 +269,11 @@ class Reader:
         self._dead_index = IdIndex()
 
     def landed(self, effects: Effects) -> None:
-        """Add a batch's new tasks and dead letters to the indexes at once, so that a listing shows
+        """Note a batch's tasks and dead letters in the indexes at once, so that a listing shows
         either all changes of the batch or none."""
         if effects.enqueued:
             self._index.add(effects.enqueued)
+        self._index.end(len(effects.ended))
         if effects.dead:
             self._dead_index.add(task_id for task_id, _ in effects.dead)
 
@@ -345,8 +371,8 @@ class Reader:
 
     @asynccontextmanager
     async def _one_moment(self) -> AsyncIterator[None]:
-        """Make several reads one snapshot: reads of the mirror do not await, and commits wait for
-        reads of Redis."""
+        """Make several reads one snapshot: commits wait for reads of Redis, but not for reads of
+        the mirror."""
         if self._mirror.complete:
             yield
             return
@@ -359,7 +385,7 @@ class Reader:
     ) -> list[StoredTask] | None:
         """Return the rows of a page, or None if the index has been dropped."""
         page: list[StoredTask] = []
-        bytes_left = SCAN_BYTES_MAX
+        bytes_left, examined = SCAN_BYTES_MAX, 0
         while len(page) < limit and bytes_left > 0:
             ids = next_ids(position, PAGE_MAX)
             if ids is None:
@@ -371,11 +397,18 @@ class Reader:
             stored, unread = await self._first(ids, bytes_left)
             ids = ids[: len(ids) - len(unread)]
             position = ids[-1]
+            examined += len(ids)
             tasks = (stored[task_id] for task_id in ids if task_id in stored)
             for task in tasks:
                 if topic in (None, task.row.topic) and len(page) < limit:
                     page.append(task)
                     bytes_left -= task_bytes(task.row)
+            if examined >= IDS_PER_TURN and self._mirror.complete:
+                examined = 0
+                await asyncio.sleep(0)
+                # Batches may have landed: read the page of this moment.
+                page = list(self._mirror.read([task.row.id for task in page]).values())
+                bytes_left = SCAN_BYTES_MAX - sum(task_bytes(task.row) for task in page)
         return page
 
     async def _first(
@@ -424,11 +457,14 @@ class Reader:
 
     def _dead_page(self, after: ProgressKey) -> tuple[list[DeadRow], ProgressKey] | None:
         """Return dead letters after ``after`` and the next position, or None at the end."""
-        ids = self._dead_index.after(after[0] - 1, PAGE_MAX)
+        index, dead_ids = self._dead_index, self._mirror.dead_ids()
+        if len(index) > ENDED_MIN + 2 * len(dead_ids):
+            index.drop()
+        ids = index.after(after[0] - 1, PAGE_MAX)
         if ids is None:
-            with self._dead_index.loading() as all_ids:
-                all_ids.extend(self._mirror.dead_ids())
-            ids = self._dead_index.after(after[0] - 1, PAGE_MAX) or []
+            with index.loading() as all_ids:
+                all_ids.extend(dead_ids)
+            ids = index.after(after[0] - 1, PAGE_MAX) or []
         if not ids:
             return None
         rows = [row for task_id in ids for row in self._mirror.dead(task_id)]
