@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from random import Random
+from string import ascii_letters, digits
+from typing import Any
 
 import pytest
 
 from persistence.store_subject import OWNER, Subject
 from support.store_rows import (
     BULKS,
+    CLAIMS,
+    COUNTER_ROW,
     DEAD,
     GROUPS,
     HALVES,
@@ -18,6 +23,7 @@ from support.store_rows import (
     PROGRESS,
     SCHEDULES,
     SESSIONS,
+    TARGETS,
     TASKS,
     TRANSACTIONS,
     UNICODE,
@@ -30,12 +36,19 @@ from support.store_rows import (
 from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.kinds import (
     BULK,
+    CLAIM,
+    COUNTER,
     GROUP,
+    KINDS,
+    PAUSED_KEY,
     SCHEDULE,
     SESSION,
+    TARGET,
     TRANSACTION,
     BulkRow,
     Effects,
+    PausedKey,
+    RecordKey,
     TransactionRow,
     TransactionState,
     key_of,
@@ -223,6 +236,30 @@ class TestStates:
         small = await subject.small()
         assert small.progress == [in_flight(10, "a", 3)]
         assert sorted(small.of_kind(SESSION)) == [ANSWERED._replace(floor=3)]
+
+    async def test_the_longest_key_of_each_kind_is_stored(self, subject: Subject) -> None:
+        """With texts that have the most bytes and do not compress."""
+        chance = Random(1)
+        name = "".join(chance.choices(ascii_letters + digits, k=255))
+        wide = "".join(map(chr, chance.choices(range(0x10000, 0x20000), k=1_024)))
+        key, other = (PausedKey(name, name, wide[:255], wide[1:] + last, 0, "") for last in "ab")
+        bulk, schedule = BULKS[0], SCHEDULES[0]
+        records: dict[RecordKey, Any] = (
+            keyed(GROUP, [GroupRow(name, name, 0)])
+            | keyed(SESSION, [SESSIONS[1]])
+            | keyed(SCHEDULE, [schedule._replace(schedule=schedule.schedule._replace(name=name))])
+            | keyed(TRANSACTION, [HALVES[1]._replace(transaction=name)])
+            | keyed(BULK, [bulk._replace(bulk=bulk.bulk._replace(id=name))])
+            | keyed(PAUSED_KEY, [key])
+            | keyed(TARGET, [TARGETS[1]._replace(topic=name, group=name)])
+            | keyed(COUNTER, [COUNTER_ROW])
+            | keyed(CLAIM, [CLAIMS[1]._replace(name=name)])
+        )
+        assert {kind for kind, _ in records} == set(KINDS.values())
+        await subject.commit(Effects(records=records | keyed(PAUSED_KEY, [other])))
+        await subject.commit(Effects(records=dropped(PAUSED_KEY, PAUSED_KEY.key(other))))
+        await subject.reopen()
+        assert (await subject.small()).records == records
 
     async def test_a_drop_removes_one_key_only(self, subject: Subject) -> None:
         await subject.commit(everything())

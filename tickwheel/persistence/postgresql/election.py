@@ -36,7 +36,7 @@ from tickwheel.persistence.postgresql.driver import (
     ServerError,
     is_table_dropped,
 )
-from tickwheel.persistence.postgresql.layout import records_statement
+from tickwheel.persistence.postgresql.layout import KEY_CHARS, records_statement
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -348,7 +348,9 @@ class PostgresSiblings:
 
         async def read(at: str) -> Sequence[bool]:
             statement = records_statement(
-                at, "(kind, key) IN (SELECT * FROM unnest($1::int[], $2::text[]))"
+                at,
+                f"(kind, left(key, {KEY_CHARS}), key) IN (SELECT kind, left(key, {KEY_CHARS}), key"
+                " FROM unnest($1::int[], $2::text[]) AS u(kind, key))",
             )
             numbers, texts = [number for number, _ in wanted], [text for _, text in wanted]
             rows = await self._link.fetch(statement, numbers, texts)

@@ -88,6 +88,9 @@ class Parts(NamedTuple):
         ]
 
 
+KEY_CHARS: Final = 600
+"""Number of characters of a record's key in its index, whose entries have at most 2,704 bytes. A
+value of ``fair_by`` makes a longer key."""
 _PART_TABLES = """
 CREATE TABLE task_{0} (
     id bigint NOT NULL, batch bigint NOT NULL, due_ms bigint NOT NULL, topic text NOT NULL,
@@ -108,7 +111,7 @@ CREATE TABLE journal_{0} (
 CREATE TABLE record_{0} (
     kind int NOT NULL, key text COLLATE "C" NOT NULL, batch bigint NOT NULL, data bytea
 );
-CREATE INDEX ON record_{0} (kind, key);
+CREATE INDEX ON record_{0} (kind, left(key, {1}));
 """
 
 
@@ -117,7 +120,7 @@ def part_tables(shard: int, number: int) -> str:
 
 
 def generation_tables(shard: int, generation: int) -> str:
-    return _GENERATION_TABLES.format(f"{shard}_{generation}")
+    return _GENERATION_TABLES.format(f"{shard}_{generation}", KEY_CHARS)
 
 
 def drop_part(shard: int, number: int) -> str:
