@@ -140,13 +140,16 @@ class TestUnanswered:
         assert await subject.commit(tasks([1])) is True
 
 
-def lose_answer(monkeypatch: pytest.MonkeyPatch, link: Any, silent: bool) -> None:
-    """The next batch is applied, and the connection breaks before the answer."""
+def lose_answer(
+    monkeypatch: pytest.MonkeyPatch, link: Any, silent: bool, part: str = "INSERT INTO journal"
+) -> None:
+    """The next batch, or statement with ``part``, is applied, and the connection breaks before the
+    answer."""
     fetch = link.fetch
 
     async def lost(statement: str, *args: object, **more: Any) -> Any:
         rows = await fetch(statement, *args, **more)
-        if "INSERT INTO journal" in statement:
+        if part in statement:
             monkeypatch.setattr(link, "fetch", fetch)
             link.drop()
             raise NoReply("the connection broke", silent=silent)

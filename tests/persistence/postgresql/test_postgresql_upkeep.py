@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
 from persistence.postgresql.conftest import Make, store
 from persistence.postgresql.test_postgresql_faults import lose_answer, session
 from persistence.store_subject import OWNER, Subject
 from support.postgresql import PostgresServer
+from support.stand_in import stand_in
 from support.store_rows import GROUPS, ended, in_flight, tasks
 from support.waiting import comes
 from tickwheel.model.kinds import GROUP, Effects, keyed
 from tickwheel.model.records import DeadRow, GroupRow, TaskRow
 from tickwheel.persistence.contract import CommitUnknown
 from tickwheel.persistence.memory import MemoryStore
+from tickwheel.persistence.on_server import NoReply
+from tickwheel.persistence.postgresql import upkeep as upkeep_module
+from tickwheel.persistence.postgresql.driver import ServerError
 
 
 @pytest.fixture(autouse=True)
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the test lets tasks leave."""
-    monkeypatch.setattr("tickwheel.persistence.postgresql.upkeep.EVERY_S", 3_600.0)
+    monkeypatch.setattr(upkeep_module, "EVERY_S", 3_600.0)
 
 
 def tables(subject: Subject, server: PostgresServer, kind: str) -> list[str]:
@@ -216,6 +223,85 @@ async def test_tables_of_an_interrupted_copy_are_dropped_at_the_next_start(
     left = tables(subject, shared_postgres, "task")
     assert f"task_1_{number}" in left, "another shard's"
     assert f"task_0_{number + 99}" in left, "a successor's"
+
+
+async def with_waste(subject: Subject) -> None:
+    """A part and a generation in which little counts."""
+    await subject.commit(tasks(range(1, 301)))
+    await step(subject)
+    await subject.commit(ended(range(1, 270)))
+    for number in range(40):
+        await subject.commit(Effects(records=keyed(GROUP, [GroupRow("t", "g", number)])))
+
+
+async def copied(subject: Subject, server: PostgresServer) -> None:
+    """Both were copied, and no table is left over."""
+    await step(subject)
+    counts = [len(tables(subject, server, kind)) for kind in ("task", "note", "journal", "record")]
+    assert counts == [2, 2, 1, 1]
+    assert await subject.ids() == list(range(270, 301))
+    await subject.reopen()
+    assert (await subject.small()).of_kind(GROUP) == [GroupRow("t", "g", 39)]
+
+
+@pytest.mark.parametrize("statement", ["INSERT INTO task_", "INSERT INTO record_"])
+async def test_copies_that_fail_leave_no_tables(
+    subject: Subject,
+    shared_postgres: PostgresServer,
+    monkeypatch: pytest.MonkeyPatch,
+    statement: str,
+) -> None:
+    await with_waste(subject)
+    link = store(subject)._upkeep._link
+    execute, counts = link.execute, list[int]()
+
+    async def full(script: str, **more: Any) -> None:
+        if script.startswith(statement):
+            raise ServerError("53100", "could not extend file: No space left on device")
+        await execute(script, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(link, "execute", full)
+        for _ in range(5):
+            with pytest.raises(ServerError, match="No space left"):
+                await step(subject)
+            counts.append(len(tables(subject, shared_postgres, "%")))
+    assert counts[1:] == counts[1:2] * 4
+    await copied(subject, shared_postgres)
+
+
+@pytest.mark.parametrize("part", ["DELETE FROM part", "SET generation"])
+async def test_tables_leave_though_the_answer_to_their_replacement_was_lost(
+    subject: Subject, shared_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    await with_waste(subject)
+    lose_answer(monkeypatch, store(subject)._link, silent=False, part=part)
+    with pytest.raises(NoReply):
+        await step(subject)
+    await copied(subject, shared_postgres)
+
+
+async def test_the_upkeep_waits_longer_after_each_failure(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upkeep, pauses, is_broken = store(subject)._upkeep, list[float](), iter("yyn" + 9 * "y")
+
+    async def fail() -> None:
+        if next(is_broken) == "y":
+            raise ServerError("53100", "No space left on device")
+
+    async def noted(delay_s: float) -> None:
+        pauses.append(delay_s)
+        if len(pauses) == 12:
+            raise asyncio.CancelledError
+
+    await upkeep.stop()
+    with monkeypatch.context() as patch, pytest.raises(asyncio.CancelledError):
+        patch.setattr(upkeep_module, "EVERY_S", 1.0)
+        patch.setattr(upkeep, "step", fail)
+        patch.setattr(upkeep_module, "asyncio", stand_in(asyncio, sleep=noted))
+        await upkeep._run(store(subject)._writer.parts, 0)
+    assert pauses == [1, 2, 4, 1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
 async def test_a_deposed_daemon_changes_no_table(

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
+TROUBLE_S_MAX = 60.0
+"""Maximum pause after a failure. A copy that fails can have taken a minute of the server."""
 ROW_BYTES = 1_300
 """Average bytes of a body above which a part is complete before it has ``part_rows`` tasks."""
 PARTS_SHARE = 16
@@ -68,7 +70,9 @@ class Upkeep:
         self._counted: set[int] = set()
         """The parts whose ``Filling`` includes the rows from before the shard was opened."""
         self._has_counted_generation = False
-        self._drops: list[str] = []
+        self._drops: set[int] = set()
+        """Numbers of tables that must be dropped unless they are the shard's. They are noted before
+        they are made or replaced, because a failure can leave either."""
         self._task: asyncio.Task[None] | None = None
         self._logged = ""
         self._lock = asyncio.Lock()
@@ -90,13 +94,15 @@ class Upkeep:
         with suppress(StoreError):
             async with self._lock:
                 await drop_abandoned(self._link, self._options, parts, upto)
+        pause_s = EVERY_S
         while True:
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(pause_s)
             try:
                 await self.step()
-                self._logged = ""
+                self._logged, pause_s = "", EVERY_S
             except ServerTrouble as error:
                 self._link.drop()
+                pause_s = min(2 * pause_s, TROUBLE_S_MAX)
                 if error.message != self._logged:
                     self._logged = error.message
                     log.warning("store %s: ended tasks stay: %s", self._options.name, error.message)
@@ -109,6 +115,7 @@ class Upkeep:
             await self._step()
 
     async def _step(self) -> None:
+        await self._drop()
         await self._count()
         if self._is_full(self._writer.parts.numbers[-1]):
             await self._begin_part()
@@ -118,12 +125,21 @@ class Upkeep:
         writer, few = self._writer, self._few
         if writer.batches >= few or writer.record_bytes >= few * ROW_BYTES:
             await self._copy_generation()
-        drops, self._drops = self._drops, []
-        for statement in drops:
-            try:
-                await drop(self._link, statement)
-            except ServerError:  # somebody reads it
-                self._drops.append(statement)
+        await self._drop()
+
+    async def _drop(self) -> None:
+        """Drop the tables that were replaced, and those of copies that failed."""
+        if not self._drops:
+            return
+        shard = self._options.shard
+        async with self._settled():
+            parts = self._writer.parts
+        self._drops.difference_update((*parts.numbers, parts.generation))
+        for number in sorted(self._drops):
+            tables = f"{drop_part(shard, number)}; {drop_generation(shard, number)}"
+            with suppress(ServerError):  # somebody reads one of them
+                await drop(self._link, tables)
+                self._drops.discard(number)
 
     # --- decisions ---------------------------------------------------------------------------
 
@@ -221,24 +237,24 @@ class Upkeep:
     # --- changes -----------------------------------------------------------------------------
 
     async def _begin_part(self) -> None:
-        writer, number = self._writer, await next_number(self._link)
-        await self._link.execute(part_tables(self._options.shard, number))
+        writer, shard, number = self._writer, self._options.shard, await next_number(self._link)
+        self._drops.add(number)
+        await self._link.execute(part_tables(shard, number))
         async with self._settled():
             # No id of the last part may be above its end, whatever the id mark is.
-            at = f"{self._options.shard}_{writer.parts.numbers[-1]}"
+            at = f"{shard}_{writer.parts.numbers[-1]}"
             ((highest,),) = await self._link.fetch(
                 f"SELECT greatest((SELECT max(id) FROM task_{at}), (SELECT max(id) FROM note_{at}))"
             )
             low = max(writer.id_mark, writer.parts.lows[-1], highest or 0) + 1
             if low <= ID_MAX and await writer.switch(NEW_PART, number, low):
                 self._counted.add(number)
-            else:
-                self._drops.append(drop_part(self._options.shard, number))
 
     async def _copy_parts(self, sources: list[int]) -> None:
         writer, shard, link = self._writer, self._options.shard, self._link
         parts, target = writer.parts, await next_number(self._link)
         before = [replace(self._of(number)) for number in sources]
+        self._drops.update((target, *sources))
         await link.execute(part_tables(shard, target))
         async with self._snapshot(parts) as batch:
             for source in sources:
@@ -254,7 +270,6 @@ class Upkeep:
                 (one.rows, one.notes - one.passed) for one in before
             ]
             if writer.parts is not parts or (is_empty and not is_over):
-                self._drops.append(drop_part(shard, target))
                 return
             statement = switch_parts(shard, sources, None if is_empty else target, low)
             if not await writer.switch(statement, batch):
@@ -268,25 +283,20 @@ class Upkeep:
                 writer.fillings[target] = copied
                 self._counted.add(target)
         self._counted.difference_update(sources)
-        self._drops += [drop_part(shard, number) for number in sources]
-        if is_empty:
-            self._drops.append(drop_part(shard, target))
 
     async def _copy_generation(self) -> None:
         writer, shard, link = self._writer, self._options.shard, self._link
         parts, target = writer.parts, await next_number(self._link)
         source = parts.generation
+        self._drops.update((target, source))
         await link.execute(generation_tables(shard, target))
         async with self._snapshot(parts) as batch:
             for statement in copy_generation(shard, source, target, self._options.endings_max):
                 await link.execute(statement, timeout_ms=LONG_CALL_MS)
         async with self._settled():
-            if writer.parts is not parts:
-                self._drops.append(drop_generation(shard, target))
-                return
-            if await writer.switch(switch_generation(shard, source, target), batch):
+            statement = switch_generation(shard, source, target)
+            if writer.parts is parts and await writer.switch(statement, batch):
                 writer.batches = writer.record_bytes = 0
-        self._drops.append(drop_generation(shard, source))
 
     @asynccontextmanager
     async def _settled(self) -> AsyncIterator[None]:
