@@ -28,6 +28,7 @@ from tickwheel.persistence.contract import (
     StoreForgot,
 )
 from tickwheel.persistence.on_server import NoReply
+from tickwheel.persistence.postgresql import reader
 from tickwheel.persistence.postgresql.driver import Link, ServerError, options_from
 
 
@@ -234,6 +235,23 @@ class TestAServerThatGoesAway:
         )
         await taken(subject, tasks([subject.n + 1]))
         assert await subject.ids() == list(range(1, subject.n + 1))
+
+    async def test_reads_leave_a_former_primary_that_goes_on(
+        self, subject: Subject, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await subject.commit(tasks([1]))
+        assert await subject.ids() == [1]
+        (link,) = store(subject)._reader._idle
+        fetch, before = link.fetch, link.connections
+
+        async def former(statement: str, *args: object, **more: Any) -> Any:
+            if link.connections == before and statement.startswith("SELECT max(batch)"):
+                return [(0,)]
+            return await fetch(statement, *args, **more)
+
+        monkeypatch.setattr(link, "fetch", former)
+        monkeypatch.setattr(reader, "PAUSE_S", 0)
+        assert await subject.ids() == [1]
 
 
 class TestDamage:

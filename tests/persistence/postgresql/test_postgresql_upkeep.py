@@ -20,7 +20,7 @@ from tickwheel.persistence.contract import CommitUnknown
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.on_server import NoReply
 from tickwheel.persistence.postgresql import upkeep as upkeep_module
-from tickwheel.persistence.postgresql.driver import ServerError
+from tickwheel.persistence.postgresql.driver import Link, ServerError
 
 
 @pytest.fixture(autouse=True)
@@ -317,3 +317,30 @@ async def test_a_deposed_daemon_changes_no_table(
     await successor.commit_as("next/1", ended(range(90, 101)))
     assert await successor.ids() == []
     assert OWNER != "next/1"
+
+
+async def test_nothing_is_changed_on_another_server(
+    subject: Subject, shared_postgres: PostgresServer, make: Make
+) -> None:
+    """After a failover the former primary can go on. Another schema stands in for it."""
+    other, upkeep = make(shared_postgres.url("part_rows=100")), store(subject)._upkeep
+    await other.open()
+    await subject.store.verify()  # the claim of a new connection
+    await subject.commit(tasks(range(1, 101)))
+    await upkeep.stop()
+    upkeep._link = Link(store(other).options)
+    with pytest.raises(NoReply, match="another server"):
+        await step(subject)
+    await subject.commit(tasks([200]))
+    assert await subject.ids() == [*range(1, 101), 200]
+
+
+async def test_a_part_without_tables_is_not_begun(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were made on a former primary, and the connection has changed since."""
+    await subject.commit(tasks(range(1, 101)))
+    monkeypatch.setattr(upkeep_module, "part_tables", lambda shard, number: "SELECT 1")
+    await step(subject)
+    await subject.commit(tasks([200]))
+    assert await subject.ids() == [*range(1, 101), 200]

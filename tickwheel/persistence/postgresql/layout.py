@@ -444,9 +444,10 @@ def switch_generation(shard: int, source: int, target: int) -> str:
 
 
 NEW_PART = (
-    f"WITH f AS ({FENCE}), p AS (INSERT INTO part SELECT $1, $5::bigint, $6::bigint FROM f)"
-    " SELECT count(*) FROM f"
+    f"WITH f AS ({FENCE}), p AS (INSERT INTO part SELECT $1, $5::bigint, $6::bigint FROM f"
+    " WHERE to_regclass($7::text) IS NOT NULL RETURNING 1) SELECT count(*) FROM p"
 )
+"""Adds part $5, from the id $6 on, if its table $7 is on this server."""
 
 
 def keyed_columns(

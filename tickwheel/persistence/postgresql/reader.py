@@ -115,6 +115,9 @@ class Reader:
             link = self._idle.pop() if self._idle else Link(self._options, LOOKUPS)
             try:
                 yield link
+            except NoReply:
+                link.drop()  # it may reach a former primary, which lacks batches
+                raise
             finally:
                 self._idle.append(link)
                 if self._is_closed:

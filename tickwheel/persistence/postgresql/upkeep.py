@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from tickwheel import failpoints
 from tickwheel.model.records import ID_MAX
 from tickwheel.persistence.contract import StoreError
-from tickwheel.persistence.on_server import ServerTrouble
+from tickwheel.persistence.on_server import NoReply, ServerTrouble
 from tickwheel.persistence.postgresql.driver import LONG_CALL_MS, Link, ServerError
 from tickwheel.persistence.postgresql.layout import (
     NEW_PART,
@@ -247,7 +247,8 @@ class Upkeep:
                 f"SELECT greatest((SELECT max(id) FROM task_{at}), (SELECT max(id) FROM note_{at}))"
             )
             low = max(writer.id_mark, writer.parts.lows[-1], highest or 0) + 1
-            if low <= ID_MAX and await writer.switch(NEW_PART, number, low):
+            table = f"task_{shard}_{number}"
+            if low <= ID_MAX and await writer.switch(NEW_PART, number, low, table):
                 self._counted.add(number)
 
     async def _copy_parts(self, sources: list[int]) -> None:
@@ -301,9 +302,15 @@ class Upkeep:
     @asynccontextmanager
     async def _settled(self) -> AsyncIterator[None]:
         """Hold the writer's lock while every batch that was sent is decided. One without an answer
-        can have added ids to the last part."""
-        async with self._writer.lock:
-            await self._writer.ready()
+        can have added ids to the last part. Raise NoReply if the connection reaches another server
+        than the writer's, for example a former primary."""
+        writer, options = self._writer, self._options
+        async with writer.lock:
+            await writer.ready()
+            statement = "SELECT max(link) FROM shard WHERE number = $1"
+            ((link,),) = await self._link.fetch(statement, options.shard)
+            if (link or 0) < writer.fence[-1]:
+                raise NoReply(f"{options.name}: its upkeep reaches another server than its writer")
             yield
 
     @asynccontextmanager
