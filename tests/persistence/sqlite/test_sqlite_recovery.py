@@ -8,10 +8,13 @@ from random import Random
 import pytest
 
 from persistence.store_subject import Subject
+from support.store_rows import ended
 from tickwheel.model.kinds import Effects
-from tickwheel.model.records import ID_STEP, TaskRow
+from tickwheel.model.records import ID_STEP, TaskOptions, TaskRow
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.sqlite import store as sqlite_recovery
+from tickwheel.persistence.sqlite.packs import PACK_TASKS_MAX, SPARSE_EVERY_BATCHES
+from tickwheel.persistence.sqlite.rows import PACKS_AT_ONCE
 from tickwheel.persistence.sqlite.store import HandleReader
 
 TOPICS = ("a", "b", "[c")
@@ -77,4 +80,22 @@ async def test_due_order_over_rows_and_packs(
     kept |= moved
     expected = sorted((row.due_ms, row.id, row.topic) for row in kept.values())
     assert await _found(subject, chunk) == expected
+    await subject.store.close(clean=True)
+
+
+async def test_a_pack_that_is_taken_apart_meanwhile_brings_no_key_twice(tmp_path: Path) -> None:
+    subject, size = _subject(tmp_path), PACK_TASKS_MAX
+    await subject.open()
+    ids = range(ID_STEP, (PACKS_AT_ONCE + 50) * size * ID_STEP, ID_STEP)
+    rows = {i: TaskRow(i, 5, "t", b"", TaskOptions(f"k{i}")) for i in ids}
+    await subject.commit(Effects(enqueued=rows, id_mark=max(rows)))
+    await subject.commit(ended(ids[: size - 10]))
+    await subject.commit(Effects(updated={ids[size]: rows[ids[size]]}))  # it has left its pack
+    keys = aiter(subject.store.recover_keys())
+    found = list((await anext(keys)).ids)
+    await subject.commit(Effects(updated={ids[size + 1]: rows[ids[size + 1]]}))
+    for _ in range(2 * SPARSE_EVERY_BATCHES):
+        await subject.commit(Effects())
+    found += [task_id async for keyed in keys for task_id in keyed.ids]
+    assert sorted(found) == list(ids[size - 10 :])
     await subject.store.close(clean=True)

@@ -43,7 +43,7 @@ from tickwheel.persistence.codec import (
 )
 from tickwheel.persistence.contract import Keyed
 from tickwheel.persistence.sqlite.database import blob_join, blob_of
-from tickwheel.persistence.sqlite.packs import DUE_BYTES, PackValues, ids_of
+from tickwheel.persistence.sqlite.packs import DUE_BYTES, PackIndex, PackValues, ids_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -498,9 +498,11 @@ def _signed(hashed: int) -> int:
 
 
 def read_keys(connection: sqlite3.Connection) -> Iterator[Keyed]:
-    """Yield all key hashes in chunks. The writer can commit between two chunks."""
+    """Yield all key hashes in chunks. The writer can commit between two chunks. A task that it
+    moves from a pack that was yielded to a single row is not yielded again."""
     (expected,) = connection.execute(_COUNT).fetchone()
     statement = _PACKED.format(hashes=blob_join(connection).format("hashes"))
+    yielded: list[tuple[int, int, int]] = []
     after, count = -1, PACKS_AT_ONCE
     while count == PACKS_AT_ONCE:
         places, joined = connection.execute(statement, (after, PACKS_AT_ONCE)).fetchone()
@@ -510,13 +512,21 @@ def read_keys(connection: sqlite3.Connection) -> Iterator[Keyed]:
             _add(ids, hashes, first, all_hashes[at : at + size], mask)
             at += size
         yield Keyed(ids, hashes, expected)
+        yielded += packs
         after, count = packs[-1][0] if packs else after, len(packs)
+    index = PackIndex()
+    index.load(yielded)
     after, count = -1, ROWS_AT_ONCE
     while count == ROWS_AT_ONCE:
         columns = connection.execute(_LOOSE, (after, ROWS_AT_ONCE)).fetchone()
         loose, signed = map(json.loads, columns)
-        yield Keyed(loose, array("Q", array("q", signed).tobytes()), expected)
         after, count = loose[-1] if loose else after, len(loose)
+        hashes = array("Q", array("q", signed).tobytes())
+        remaining = index.loose(loose)
+        if len(remaining) < count:
+            of_ids = dict(zip(loose, hashes, strict=True))
+            loose, hashes = remaining, array("Q", map(of_ids.__getitem__, remaining))
+        yield Keyed(loose, hashes, expected)
 
 
 def _add(
