@@ -83,6 +83,15 @@ async def test_due_order_over_rows_and_packs(
     await subject.store.close(clean=True)
 
 
+async def test_a_due_time_far_ahead_brings_no_handle_twice(tmp_path: Path) -> None:
+    subject, dues_ms = _subject(tmp_path), [*range(1, 61), 2**58]
+    await subject.open()
+    rows = {n * ID_STEP: TaskRow(n * ID_STEP, due, "a", b"") for n, due in enumerate(dues_ms, 1)}
+    await subject.commit(Effects(enqueued=rows, id_mark=max(rows)))
+    assert [due_ms for due_ms, *_ in await _found(subject, 10)] == dues_ms
+    await subject.store.close(clean=True)
+
+
 async def test_a_pack_that_is_taken_apart_meanwhile_brings_no_key_twice(tmp_path: Path) -> None:
     subject, size = _subject(tmp_path), PACK_TASKS_MAX
     await subject.open()

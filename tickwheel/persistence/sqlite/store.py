@@ -296,7 +296,7 @@ class _Later:
 
     def _add_to_part(self, number: int, handles: list[int]) -> None:
         try:
-            self._parts[number].extend(handles)
+            self._parts[number].extend(array("q", handles))  # all of them or none
         except OverflowError:  # the due time is too far ahead for 64 bits with the index
             self._parts[number] = [*self._parts[number], *handles]
 
