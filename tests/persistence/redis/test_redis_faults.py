@@ -28,7 +28,7 @@ from tickwheel.persistence.contract import (
     StoreBroken,
     StoreLost,
 )
-from tickwheel.persistence.redis.layout import SEAL, Script, TopicNumbers, prepare
+from tickwheel.persistence.redis.layout import SEAL, STAGE, Script, TopicNumbers, prepare
 from tickwheel.persistence.redis.writer import ReclaimNeeded, Sender
 
 S = "{tw:default:0}"
@@ -82,6 +82,28 @@ class TestWithoutMemory:
         await subject.commit(ended(range(1, 30_000)))
         assert await subject.ids() == []
         assert redis_server.call("KEYS", "*stage*") == b"*0\r\n"
+
+    async def test_a_large_batch_that_is_refused_midway_leaves_no_parts(
+        self, subject: Subject, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sender, scripts = store(subject)._writer._sender, list[Script]()
+        decide = sender._decide
+
+        async def fill_up(script: Script, *args: Any) -> None:
+            scripts.append(script)
+            if len(scripts) == 2:
+                redis_server.call("CONFIG", "SET", "maxmemory", "1")
+            await decide(script, *args)
+
+        rows = {i: TaskRow(i, 5, "t", bytes(1 << 20)) for i in range(1, 21)}
+        with monkeypatch.context() as patch:
+            patch.setattr(sender, "_decide", fill_up)
+            with pytest.raises(CommitRefused, match="OOM"):
+                await subject.commit(Effects(enqueued=rows, id_mark=20))
+        assert scripts == [STAGE, STAGE]
+        assert redis_server.call("KEYS", "*stage*") == b"*0\r\n"
+        redis_server.call("CONFIG", "SET", "maxmemory", "0")
+        assert await subject.commit(tasks([1])) is True
 
 
 class TestARedisThatTakesNoWrites:
@@ -453,6 +475,7 @@ class TestLargeBatches:
             await subject.commit(tasks(range(1, 22_000)))
         following = make()
         assert (await following.open()).last_batch == 0
+        assert redis_server.call("KEYS", "*stage*") == b"*0\r\n"
         assert await following.ids() == []
         await following.commit(tasks(range(1, 22_000)))
         assert len(await following.ids()) == 21_999

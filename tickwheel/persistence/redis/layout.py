@@ -18,7 +18,7 @@ shard have one hash tag, so Redis Cluster keeps them on one node. Layout 2, for 
 | S:dead_record | hash | id/group → record |
 | S:records | hash | kind and key → record: groups, sessions, schedules, … (model/kinds.py) |
 | S:endings | list | the newest outcomes, an element for each batch: "count:record" |
-| S:stage:1 … | list | parts of a batch too large for one script; deleted when it is applied |
+| S:stage:1 … | list | parts of a batch too large for one script; deleted when it is decided |
 | S:leader | string | the leader's lease, with a time to live (the election's key) |
 | S:standbys | zset | the standbys; score: server uptime in seconds when it last polled |
 
@@ -193,6 +193,7 @@ COMMIT = _script("keys", "fence", "apply", "commit")
 STAGE = _script("keys", "fence", "stage")
 SEAL = _script("keys", "fence", "seal")
 APPLY_PART = _script("keys", "fence", "apply", "apply_part")
+UNSTAGE = _script("keys", "fence", "unstage")
 
 OPEN = _script("keys", "open")
 CLAIM = _script("keys", "claim")

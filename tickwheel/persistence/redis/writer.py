@@ -58,6 +58,7 @@ from tickwheel.persistence.redis.layout import (
     REWRITE,
     SEAL,
     STAGE,
+    UNSTAGE,
     AheadEncoder,
     Keys,
     Prepared,
@@ -78,6 +79,8 @@ if TYPE_CHECKING:
 PART_PATIENCE = 1 + (PART_BYTES_MAX >> 20)
 """Factor by which the time-out is multiplied for one part of a batch: 1, plus 1 for each MiB, for
 slow disks."""
+UNSTAGED_AT_ONCE = 16
+"""Number of parts that are removed at once, more than a batch usually has."""
 
 
 class ReclaimNeeded(Exception):
@@ -98,6 +101,8 @@ class Sender:
         self.unknown = 0
         self.staged = False
         """Whether a large batch is being applied, so that a read can see a part of it."""
+        self.has_stages = True
+        """Whether Redis can have parts of an unsealed batch, at first of a predecessor."""
 
     async def send(self, n: int, effects: Effects, flat: Sequence[Packed], size_bytes: int) -> None:
         """Send a batch and return when it is applied. Raise ReclaimNeeded, NotConnected, NoReply or
@@ -111,10 +116,16 @@ class Sender:
             await self._decide(COMMIT, n, (), (*marks, flat[0]), 1 + (size_bytes >> 20))
             return
         stages = tuple(self._keys.stage(i) for i in range(1, len(flat) + 1))
-        for key, part in zip(stages, flat, strict=True):
-            await self._decide(STAGE, n, (key,), (n, makes_tasks, part), PART_PATIENCE)
-        self.staged = True
-        await self._decide(SEAL, n, stages, (n, id_mark, position_ms))
+        self.has_stages = True
+        try:
+            for key, part in zip(stages, flat, strict=True):
+                await self._decide(STAGE, n, (key,), (n, makes_tasks, part), PART_PATIENCE)
+            self.staged = True
+            await self._decide(SEAL, n, stages, (n, id_mark, position_ms))
+        except (ServerError, StoreBroken):  # refused; otherwise the next claim decides
+            with suppress(ServerTrouble):
+                await self.unstage()
+            raise
         await self.apply_parts(len(flat), 0)
 
     async def _decide(
@@ -149,7 +160,18 @@ class Sender:
             status, _ = await self.run(APPLY_PART, (self._keys.stage(i),), (i,), PART_PATIENCE)
             if status not in ("applied", "before"):
                 raise ReclaimNeeded(status)
-        self.staged = False
+        self.staged = self.has_stages = False
+
+    async def unstage(self) -> None:
+        """Remove the parts of a batch that was not sealed. Raise ServerTrouble."""
+        first, count = 1, UNSTAGED_AT_ONCE
+        while count:
+            keys = tuple(self._keys.stage(first + i) for i in range(UNSTAGED_AT_ONCE))
+            status, details = await self.run(UNSTAGE, keys, ())
+            if status != "applied":
+                return
+            first, count = first + UNSTAGED_AT_ONCE, int(details[0])
+        self.has_stages = False
 
     async def run(
         self,
@@ -594,6 +616,8 @@ class Writer:
             if self.rewriting:  # from an earlier attempt
                 raise StoreBehind(message, last_seen=last, last_known=self.last)
             raise StoreBroken(message)
+        if sender.has_stages:
+            await sender.unstage()
 
     async def _replay(self, last: int) -> None:
         """Replay the confirmed batches that Redis has lost, in order."""
