@@ -8,7 +8,7 @@ import re
 import resource
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from typer.testing import CliRunner
@@ -128,6 +128,20 @@ def test_an_invalid_setting_is_named_with_its_value(
         load(None, overrides)
     for word in words:
         assert word in caught.value.message
+
+
+TEXTS = [
+    name
+    for name, field in Settings.model_fields.items()
+    if str in (field.annotation, *get_args(field.annotation)) and field.default != ""
+]
+
+
+@pytest.mark.parametrize("blank", ["", " "])
+@pytest.mark.parametrize("name", sorted({*TEXTS} - {"otlp_endpoint"}))
+def test_a_blank_text_is_refused_by_name(name: str, blank: str) -> None:
+    with pytest.raises(BadRequest, match=name):
+        load(None, {name: blank})
 
 
 def test_disk_shares_must_be_in_order() -> None:

@@ -350,6 +350,17 @@ class Settings(BaseSettings):
         return value
 
     @model_validator(mode="after")
+    def _not_blank(self) -> Self:
+        """Refuse blank texts. A caller without a token would have an empty ``serve_token``, and an
+        empty path is the working directory."""
+        for name in self.model_fields_set:
+            value = getattr(self, name)
+            if type(value) is str and not value.strip():
+                if Settings.model_fields[name].default != "":
+                    raise ValueError(f"setting {name} must not be blank (got {value!r}); omit it")
+        return self
+
+    @model_validator(mode="after")
     def _tls(self) -> Self:
         """Refuse a certificate that no port uses, and a TLS port without a certificate."""
         ports = [name for name in ("listen", "http", "http_all") if self.speaks_tls(name)]

@@ -191,6 +191,13 @@ async def test_serve_token_has_all_rights_next_to_a_token_file() -> None:
     await running.stop()
 
 
+async def test_an_empty_serve_token_is_not_a_token(rig: AccessRig) -> None:
+    rig.logins._expected_token = ""  # the settings refuse it
+    for sent in (None, ""):
+        with pytest.raises(Unauthorized, match="a token is required"):
+            rig.logins.authenticate(sent)
+
+
 async def test_last_use_is_stored_next_to_the_token_file(rig: AccessRig) -> None:
     used, unused = await rig.token("all"), await rig.token("all")
     await rig.peer(token=used)

@@ -144,7 +144,7 @@ class Logins:
             return Principal(_name_of(parts), None) if parts else ANONYMOUS
         if parts and not text:
             return self._by_certificate(parts)
-        if expected is not None and hmac.compare_digest(_bytes(text), _bytes(expected)):
+        if expected and hmac.compare_digest(_bytes(text), _bytes(expected)):
             return TOKEN_HOLDER
         token = files.find(self._tokens, text)
         now_ms = self._clock.read().now_ms
