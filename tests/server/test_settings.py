@@ -186,6 +186,9 @@ def test_addresses_are_parsed() -> None:
 
 def test_the_token_is_not_shown() -> None:
     assert "sesam" not in repr(load(None, {"serve_token": "sesam"}))
+    with pytest.raises(BadRequest, match="serve_token") as caught:
+        load(None, {"serve_token": 1234567})
+    assert "1234567" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

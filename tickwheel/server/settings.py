@@ -761,6 +761,8 @@ def _explain(error: ValidationError) -> str:
             hint = f"; did you mean {near[0]}?" if near else ""
             parts.append(f"there is no setting {name}{hint}")
             continue
+        field = Settings.model_fields.get(name)
+        got = f" (got {item['input']!r})" if field is None or field.repr else ""
         # A message about several settings names them, and its input is all settings.
-        parts.append(f"setting {name}: {message} (got {item['input']!r})" if name else message)
+        parts.append(f"setting {name}: {message}{got}" if name else message)
     return "; ".join(parts)
