@@ -16,9 +16,11 @@ from typer.testing import CliRunner
 from support.stand_in import stand_in
 from tickwheel.cli.app import app
 from tickwheel.errors import BadRequest
+from tickwheel.protocol import encode
 from tickwheel.server import daemon as main
 from tickwheel.server.access import tokens
 from tickwheel.server.settings import Settings, load, split_address
+from tickwheel.server.tcp.connection import hello_answer
 
 
 def test_defaults_need_no_configuration() -> None:
@@ -130,18 +132,32 @@ def test_an_invalid_setting_is_named_with_its_value(
         assert word in caught.value.message
 
 
-TEXTS = [
-    name
-    for name, field in Settings.model_fields.items()
-    if str in (field.annotation, *get_args(field.annotation)) and field.default != ""
-]
+MAY_BE_BLANK = {"http_hosts", "otlp_endpoint", "push_allow", "route"}
+
+
+def names_of(*kinds: type) -> list[str]:
+    """Return the settings whose value can be of these kinds."""
+    fields = Settings.model_fields.items()
+    return [name for name, f in fields if {f.annotation, *get_args(f.annotation)} & {*kinds}]
 
 
 @pytest.mark.parametrize("blank", ["", " "])
-@pytest.mark.parametrize("name", sorted({*TEXTS} - {"otlp_endpoint"}))
+@pytest.mark.parametrize("name", sorted({*names_of(str)} - MAY_BE_BLANK))
 def test_a_blank_text_is_refused_by_name(name: str, blank: str) -> None:
     with pytest.raises(BadRequest, match=name):
         load(None, {name: blank})
+
+
+@pytest.mark.parametrize("number", ["inf", "nan", "1e300", "9" * 30])
+@pytest.mark.parametrize("name", names_of(int, float))
+def test_an_extreme_number_is_refused_by_name_or_can_be_announced(name: str, number: str) -> None:
+    try:
+        settings = load(None, {name: number})
+    except BadRequest as error:
+        assert name in error.message
+        return
+    assert name.endswith("_per_s")
+    assert encode((hello_answer(settings, settings.limits(), 0, {}),)) and settings.engine()
 
 
 def test_disk_shares_must_be_in_order() -> None:

@@ -32,8 +32,9 @@ from tickwheel.history.daemon import HistoryOptions
 from tickwheel.history.spool import BYTES_MAX
 from tickwheel.history.writer import CLEAN_HOUR, DISK_CLEAN, DISK_WARN, RETENTION_S, SEGMENT_BYTES
 from tickwheel.limits import DELAY_LEVELS, SHARDS_MAX, Limits, parse_delay_levels
-from tickwheel.model.policies import InvalidPolicy, RetryPolicy, named_policies
+from tickwheel.model.policies import DELAY_MS_MAX, InvalidPolicy, RetryPolicy, named_policies
 from tickwheel.model.records import TRACE_LENGTH_MAX
+from tickwheel.model.values import INTEGER_MAX
 from tickwheel.server.shard.callers import TOKEN_TEXT
 
 TASK_EXTRAS_BYTES = 64 * 1024
@@ -47,13 +48,20 @@ HOT_BYTES_MAX = 256 * 1024 * 1024
 REDIS_RESIDENT_BYTES_MAX = 2 * 1024 * 1024 * 1024
 """Default of ``resident_bytes_max`` with Redis. All bodies stay in memory, so that the daemon can
 restore a Redis that lost them."""
+DURATION_S_MAX = 100 * 31_557_600
+"""Maximum of a duration without a lower limit: 100 years. A moment that is so far away fits into
+frames and into every store."""
 
 
 class Settings(BaseSettings):
     """Settings of ``tickwheel serve``."""
 
     model_config = SettingsConfigDict(
-        env_prefix=environment.PREFIX, env_ignore_empty=True, extra="forbid", frozen=True
+        env_prefix=environment.PREFIX,
+        env_ignore_empty=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
     )
 
     # stores and addresses
@@ -152,35 +160,35 @@ class Settings(BaseSettings):
     slots: int = Field(default=3600, ge=2, le=1_000_000)
     tick_ms: int = Field(default=1000, ge=1, le=3_600_000)
     shard: int = Field(default=0, ge=0, le=1023)
-    delay_max_s: float = Field(default=10 * 365.25 * 86_400, gt=0)
-    within_max_s: float = Field(default=86_400, gt=0)
+    delay_max_s: float = Field(default=10 * 365.25 * 86_400, gt=0, le=DURATION_S_MAX)
+    within_max_s: float = Field(default=86_400, gt=0, le=DURATION_S_MAX)
     delay_levels: str = DELAY_LEVELS
     """Delays of levels 1, 2, …, separated by spaces; units s, m, h, d."""
-    clock_hold_over_s: float = Field(default=86_400.0, gt=0)
-    clock_hold_start_over_s: float = Field(default=7 * 86_400.0, ge=7_200)
+    clock_hold_over_s: float = Field(default=86_400.0, gt=0, le=DURATION_S_MAX)
+    clock_hold_start_over_s: float = Field(default=7 * 86_400.0, ge=7_200, le=DURATION_S_MAX)
     """The minimum is two hours, because an idle daemon stores the time only once an hour."""
     accept_clock: bool = False
-    resident_horizon_s: float = Field(default=60.0, ge=0)
+    resident_horizon_s: float = Field(default=60.0, ge=0, le=DURATION_S_MAX)
     resident_bytes_max: int | None = Field(default=None, gt=0)
     # delivery
-    lease_default_s: float = Field(default=30.0, gt=0)
-    lease_max_s: float = Field(default=43_200.0, gt=0)
-    lease_checkpoint_s: float = Field(default=0.1, ge=0)
-    reconnect_grace_s: float = Field(default=5.0, ge=0)
+    lease_default_s: float = Field(default=30.0, gt=0, le=DURATION_S_MAX)
+    lease_max_s: float = Field(default=43_200.0, gt=0, le=DURATION_S_MAX)
+    lease_checkpoint_s: float = Field(default=0.1, ge=0, le=DURATION_S_MAX)
+    reconnect_grace_s: float = Field(default=5.0, ge=0, le=DURATION_S_MAX)
     deaths_max: int = Field(default=3, ge=1, le=1_000)
     death_retry_base_s: float = Field(default=1.0, ge=0.001, le=86_400)
     death_retry_cap_s: float = Field(default=60.0, ge=0.001, le=86_400)
-    retry_base_s: float = Field(default=10.0, ge=0)
-    retry_factor: float = Field(default=2.0, ge=1)
-    retry_cap_s: float = Field(default=7_200.0, ge=0)
+    retry_base_s: float = Field(default=10.0, ge=0, le=DELAY_MS_MAX // 1000)
+    retry_factor: float = Field(default=2.0, ge=1, le=1_000_000)
+    retry_cap_s: float = Field(default=7_200.0, ge=0, le=DELAY_MS_MAX // 1000)
     retry_max: int = Field(default=16, ge=0, le=1_000_000)
     retry_jitter: float = Field(default=0.1, ge=0, le=1)
     retry_policies: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Retry policies by name, in wire form: {"kind": "fixed", "delay_ms": 5000, …}."""
     failure_trace_length_max: int = Field(default=TRACE_LENGTH_MAX, ge=0, le=32_768)
-    dead_retention_s: float = Field(default=14 * 86_400.0, gt=0)
-    group_unused_report_s: float = Field(default=7 * 86_400.0, gt=0)
-    group_unused_end_s: float | None = Field(default=None, gt=0)
+    dead_retention_s: float = Field(default=14 * 86_400.0, gt=0, le=DURATION_S_MAX)
+    group_unused_report_s: float = Field(default=7 * 86_400.0, gt=0, le=DURATION_S_MAX)
+    group_unused_end_s: float | None = Field(default=None, gt=0, le=DURATION_S_MAX)
     """If it is None, unused groups are never ended."""
     broadcast_tasks_max: int = Field(default=10_000, gt=0)
     broadcast_bytes_max: int = Field(default=32 * 1024 * 1024, gt=0)
@@ -194,7 +202,7 @@ class Settings(BaseSettings):
     history_bodies: bool = False
     history_segment_bytes: int = Field(default=SEGMENT_BYTES, ge=4_096)
     history_spool_bytes_max: int = Field(default=BYTES_MAX, ge=65_536)
-    history_retention_s: float = Field(default=RETENTION_S, gt=0)
+    history_retention_s: float = Field(default=RETENTION_S, gt=0, le=DURATION_S_MAX)
     history_bytes_max: int | None = Field(default=None, gt=0)
     history_disk_warn: float = Field(default=DISK_WARN, gt=0, le=1)
     history_disk_clean: float = Field(default=DISK_CLEAN, gt=0, le=1)
@@ -217,10 +225,10 @@ class Settings(BaseSettings):
     task."""
     http_bodies_bytes_max: int = Field(default=64 * 1024 * 1024, gt=0)
     """Maximum bytes of all HTTP request bodies in memory."""
-    http_body_timeout_s: float = Field(default=30.0, gt=0)
-    http_wait_max_s: float = Field(default=60.0, ge=0)
+    http_body_timeout_s: float = Field(default=30.0, gt=0, le=DURATION_S_MAX)
+    http_wait_max_s: float = Field(default=60.0, ge=0, le=DURATION_S_MAX)
     """Maximum seconds that a pull over HTTP waits; proxies drop requests that wait longer."""
-    http_idle_timeout_s: float = Field(default=5.0, gt=0)
+    http_idle_timeout_s: float = Field(default=5.0, gt=0, le=DURATION_S_MAX)
     subscriptions_max: int = Field(default=1_024, gt=0)
     pulls_max: int = Field(default=1_024, gt=0)
     subscribers_max: int = Field(default=100_000, gt=0)
@@ -242,29 +250,29 @@ class Settings(BaseSettings):
     schedules_max: int = Field(default=10_000, ge=0)
     schedule_bytes_max: int = Field(default=64 * 1024, gt=0)
     """Maximum bytes of a schedule's body and options."""
-    schedule_interval_min_s: float = Field(default=1.0, ge=0.1)
+    schedule_interval_min_s: float = Field(default=1.0, ge=0.1, le=DURATION_S_MAX)
     transactions_max: int = Field(default=10_000, ge=0)
     """Maximum undecided transactions."""
     transactions_bytes_max: int = Field(default=64 * 1024 * 1024, gt=0)
     """Maximum bytes of half tasks in all transactions."""
     transaction_tasks_max: int = Field(default=10_000, gt=0)
     transaction_bytes_max: int = Field(default=4 * 1024 * 1024, gt=0)
-    transaction_check_s: float = Field(default=60.0, gt=0)
+    transaction_check_s: float = Field(default=60.0, gt=0, le=DURATION_S_MAX)
     """Seconds without a request about a transaction until its producer group is asked for the
     outcome."""
-    transaction_check_every_s: float = Field(default=60.0, gt=0)
+    transaction_check_every_s: float = Field(default=60.0, gt=0, le=DURATION_S_MAX)
     """Seconds between repeated check-backs to the producer group."""
     transaction_checks_max: int = Field(default=15, ge=1)
     """Maximum check-backs before the transaction is parked."""
     transactions_remembered_max: int = Field(default=100_000, ge=0)
     """Maximum decided transactions that are remembered for a repeated commit or rollback."""
-    transactions_remembered_s: float = Field(default=3_600.0, gt=0)
+    transactions_remembered_s: float = Field(default=3_600.0, gt=0, le=DURATION_S_MAX)
     """Seconds for which a decided transaction is remembered."""
     bulk_max: int = Field(default=100, ge=0)
     """Maximum running bulk operations."""
     bulk_remembered_max: int = Field(default=1_000, ge=0)
     """Maximum finished bulk operations whose result is remembered."""
-    bulk_remembered_s: float = Field(default=604_800.0, gt=0)
+    bulk_remembered_s: float = Field(default=604_800.0, gt=0, le=DURATION_S_MAX)
     """Seconds for which a finished bulk operation is remembered."""
     resets_max: int = Field(default=10, ge=0)
     """Maximum groups that are being reset, and maximum unanswered dry runs."""
@@ -285,13 +293,13 @@ class Settings(BaseSettings):
     unread_bytes_max: int = Field(default=512 * 1024 * 1024, gt=0)
     out_bytes_soft: int = Field(default=4 * 1024 * 1024, gt=0)
     out_bytes_max: int = Field(default=32 * 1024 * 1024, ge=65_536)
-    slow_reader_timeout_s: float = Field(default=30.0, gt=0)
+    slow_reader_timeout_s: float = Field(default=30.0, gt=0, le=DURATION_S_MAX)
     endings_max: int = Field(default=100_000, gt=1)
     heartbeat_interval_s: float = Field(default=10.0, ge=0.1, le=86_400)
     heartbeat_timeout_s: float = Field(default=30.0, ge=0.2, le=86_400)
-    hello_timeout_s: float = Field(default=10.0, gt=0)
-    outcome_timeout_s: float = Field(default=2.5, gt=0)
-    drain_timeout_s: float = Field(default=10.0, gt=0)
+    hello_timeout_s: float = Field(default=10.0, gt=0, le=DURATION_S_MAX)
+    outcome_timeout_s: float = Field(default=2.5, gt=0, le=DURATION_S_MAX)
+    drain_timeout_s: float = Field(default=10.0, gt=0, le=DURATION_S_MAX)
 
     @field_validator("processes", mode="before")
     @classmethod
@@ -350,11 +358,14 @@ class Settings(BaseSettings):
         return value
 
     @model_validator(mode="after")
-    def _not_blank(self) -> Self:
-        """Refuse blank texts. A caller without a token would have an empty ``serve_token``, and an
-        empty path is the working directory."""
+    def _ordinary(self) -> Self:
+        """Refuse blank texts: a caller without a token would have an empty ``serve_token``, and an
+        empty path is the working directory. Refuse integers that a frame cannot contain."""
         for name in self.model_fields_set:
             value = getattr(self, name)
+            if type(value) is int and value > INTEGER_MAX:
+                got = f"(got {shown(value)})"
+                raise ValueError(f"setting {name} must not be above {INTEGER_MAX} {got}")
             if type(value) is str and not value.strip():
                 if Settings.model_fields[name].default != "":
                     raise ValueError(f"setting {name} must not be blank (got {value!r}); omit it")
