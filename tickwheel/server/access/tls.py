@@ -412,7 +412,8 @@ def required_parts(text: str) -> frozenset[str]:
     parts = [part.strip() for part in text.split(",")]
     for part in parts:
         name, equals, value = part.partition("=")
-        if not (equals and name.isalnum() and value) or len(part) > 255:
+        is_name = name.isalnum() or name == "IP Address"
+        if not (equals and is_name and value) or len(part) > 255:
             raise BadRequest(
                 "a certificate rule must have parts such as CN=billing,O=shop, DNS=host or"
                 f" URI=spiffe://shop/billing, not {shown(text)}"
