@@ -10,6 +10,7 @@ import pytest
 
 from support.certificates import Authority, Pair
 from tickwheel.errors import BadRequest
+from tickwheel.server.access import tls
 from tickwheel.server.access.tls import Certificates, Files, Pace, load, parts_of, required_parts
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import Settings
@@ -34,8 +35,19 @@ def test_a_certificate_says_until_when_it_is_valid(authority: Authority) -> None
 def test_key_and_certificate_can_share_a_file(authority: Authority, tmp_path: Path) -> None:
     pair = authority.sign("both")
     both = tmp_path / "both.pem"
-    both.write_text(pair.key.read_text() + pair.cert.read_text())
-    load(Files(str(both), None, str(authority.ca)))
+    comment, ca = "# für Köln\n", tmp_path / "ca.pem"  # PEM files may contain other text
+    both.write_text(comment + pair.key.read_text() + pair.cert.read_text() + comment)
+    ca.write_text(comment + authority.ca.read_text())
+    assert load(Files(str(both), None, str(ca)))[0].get_ca_certs()
+
+
+def test_files_that_vanish_while_they_are_read_are_named(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair, read = authority.sign("vanishing"), tls._text
+    monkeypatch.setattr(tls, "_text", lambda *args: (read(*args), Path(args[1]).unlink())[0])
+    with pytest.raises(BadRequest, match=r"tls_cert .*vanishing.* or .*No such file"):
+        load(files(pair))
 
 
 def test_certificate_errors_are_one_line_naming_the_file(
@@ -70,7 +82,9 @@ def test_certificate_errors_are_one_line_naming_the_file(
         assert all(word in message for word in words) and "\n" not in message, message
 
 
-async def test_changed_certificates_apply_to_new_connections(authority: Authority) -> None:
+async def test_changed_certificates_apply_to_new_connections(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts: list[str] = []
     observed = Observed()
     pair = authority.sign("changing")
@@ -91,6 +105,10 @@ async def test_changed_certificates_apply_to_new_connections(authority: Authorit
     second = certificates.context
     pair.key.unlink()
     await certificates.reload_if_changed()
+    assert certificates.context is second and not observed.certificate_ok
+    observed.certificate_ok = True
+    monkeypatch.setattr(tls, "load", lambda _: 1 / 0)
+    await certificates.reload_if_changed()  # an unexpected error does not end the checks
     assert certificates.context is second and not observed.certificate_ok
 
 

@@ -14,6 +14,7 @@ those that finish their handshake. This module does not know the protocols above
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
 import ssl
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tickwheel.errors import BadRequest, TickwheelError, shown
+from tickwheel.errors import BadRequest, shown
 from tickwheel.server.logs import LogRateLimit
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Certificates:
         observed = self._observed
         try:
             is_new = await asyncio.to_thread(self._read)
-        except TickwheelError as error:
+        except Exception as error:
             if observed.certificate_ok:
                 detail = f"{error}; the previous certificate stays in use"
                 self._on_event("certificate_broken", detail)
@@ -118,7 +119,7 @@ def _stamp(path: str | None) -> tuple[int, int, int] | None:
     """Return the time, size and inode of the file, or None if it is unreadable."""
     try:
         status = None if path is None else Path(path).stat()
-    except OSError:
+    except (OSError, ValueError):
         return None
     return None if status is None else (status.st_mtime_ns, status.st_size, status.st_ino)
 
@@ -141,8 +142,8 @@ def load(files: Files) -> tuple[ssl.SSLContext, float]:
     context.num_tickets = 0
     try:
         context.load_cert_chain(files.cert, files.key, password=lambda: "")
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
+    except (OSError, ValueError) as error:
+        if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
             raise BadRequest(f"{name} {path} is not the key of tls_cert {files.cert}") from None
         names = (
             f"tls_cert {files.cert}" if files.key is None else f"tls_cert {files.cert} or {path}"
@@ -152,7 +153,7 @@ def load(files: Files) -> tuple[ssl.SSLContext, float]:
         ca = _text("tls_client_ca", files.client_ca, "CERTIFICATE-----")
         try:
             context.load_verify_locations(cadata=ca)
-        except ssl.SSLError as error:
+        except (OSError, ValueError) as error:
             raise BadRequest(f"tls_client_ca {files.client_ca}: {_reason(error)}") from None
         context.verify_mode = ssl.CERT_OPTIONAL
     return context, _until_s(context, cert, files.cert)
@@ -162,16 +163,18 @@ def _text(name: str, path: str, marker: str) -> str:
     try:
         with Path(path).open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise BadRequest(f"{name} {path}: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise BadRequest(f"{name} {path}: {_reason(error)}") from None
     if len(data) > FILE_BYTES_MAX or marker.encode() not in data:
         kind = marker.rstrip("-").lower()
         raise BadRequest(f"{name} {path} must contain a {kind} in PEM format")
-    return data.decode("latin-1")
+    return data.decode("ascii", "ignore")  # PEM is ASCII; comments may be anything
 
 
-def _reason(error: ssl.SSLError) -> str:
-    return (error.reason or error.strerror or str(error)).replace("_", " ").lower()
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or error.strerror or str(error)).replace("_", " ").lower()
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _until_s(context: ssl.SSLContext, cert: str, path: str) -> float:
@@ -180,19 +183,18 @@ def _until_s(context: ssl.SSLContext, cert: str, path: str) -> float:
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    client.load_verify_locations(cadata=cert)
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ours = context.wrap_bio(there, back, server_side=True)
-    theirs = client.wrap_bio(back, there)
-    for side in (theirs, ours, theirs):
-        try:
-            side.do_handshake()
-        except ssl.SSLWantReadError:
-            pass
-        except ssl.SSLCertVerificationError as error:
-            raise BadRequest(f"tls_cert {path}: {error.verify_message}") from None
-        except ssl.SSLError as error:
-            raise BadRequest(f"tls_cert {path}: {_reason(error)}") from None
+    try:
+        client.load_verify_locations(cadata=cert)
+        theirs = client.wrap_bio(back, there)
+        for side in (theirs, ours, theirs):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        raise BadRequest(f"tls_cert {path}: {error.verify_message}") from None
+    except (OSError, ValueError) as error:
+        raise BadRequest(f"tls_cert {path}: {_reason(error)}") from None
     certificate = theirs.getpeercert() or {}
     return float(ssl.cert_time_to_seconds(str(certificate["notAfter"])))
 
