@@ -266,6 +266,17 @@ async def test_a_stop_restarts_a_history_writer_that_is_down(
     assert ids_of(events, "enqueued") == service.kept != []
 
 
+async def test_an_unexpected_error_does_not_end_the_restarts_of_the_history_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "RESTART_S", 0.0)
+    service = Service(tmp_path)
+    monkeypatch.setattr(service.history, "_write", lambda: 1 / 0)
+    service.history.start()
+    await comes(lambda: service.notices[:2] == ["history_writer_ended"] * 2)
+    await service.history.stop()
+
+
 async def test_a_clean_stop_leaves_sealed_segments_and_no_spool(tmp_path: Path) -> None:
     async with daemon_in(tmp_path) as daemon:
         async with Client(daemon.url, name="shop") as client:

@@ -60,7 +60,7 @@ async def test_requests_to_the_outbound_process_are_limited(
     assert [type(end) for end in ends] == [asyncio.CancelledError, Refused, Refused]
 
 
-@pytest.mark.parametrize("said", ["", '{"state": ["t", "g"', "hello\n", "x" * 100])
+@pytest.mark.parametrize("said", ["", '{"state": ["t", "g"', "hello\n", "5\n", "x" * 100])
 async def test_an_outbound_process_ending_mid_line_is_restarted(
     monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:

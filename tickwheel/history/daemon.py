@@ -676,8 +676,9 @@ class History:
             try:
                 code = await self._write()
                 ended = f"exit code {code}"
-            except OSError as error:
-                code, ended = 1, f"cannot be started: {error.strerror}"
+            except Exception as error:
+                reason = error.strerror if isinstance(error, OSError) else repr(error)
+                code, ended = 1, f"cannot be started: {reason}"
             if self._stopping.is_set():
                 # The process failed before it was told to stop, so start it once more.
                 if is_last or code == 0:

@@ -129,8 +129,8 @@ class Companion(ABC):
                 ended = f"exit code {await self._run()}"
             except OSError as error:
                 ended = f"the process cannot be started: {error.strerror}"
-            except ValueError:  # a killed process can leave a partial line
-                ended = "the output of the process was invalid"
+            except Exception as error:  # a killed process can leave a partial line
+                ended = f"the output of the process was invalid: {error!r:.200}"
             self._ended(f"the {self._name} process has ended")
             if not self._is_wanted:
                 return

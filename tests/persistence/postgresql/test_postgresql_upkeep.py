@@ -344,3 +344,19 @@ async def test_a_part_without_tables_is_not_begun(
     await step(subject)
     await subject.commit(tasks([200]))
     assert await subject.ids() == [*range(1, 101), 200]
+
+
+async def test_an_unexpected_error_does_not_end_the_upkeep(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upkeep, steps = store(subject)._upkeep, []
+
+    async def fail() -> None:
+        steps.append(1)
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(upkeep, "step", fail)
+    monkeypatch.setattr("tickwheel.persistence.postgresql.upkeep.EVERY_S", 0.0)
+    await upkeep.stop()
+    upkeep.start(0)
+    await comes(lambda: len(steps) > 1)

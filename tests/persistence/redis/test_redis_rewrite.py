@@ -148,11 +148,20 @@ class TestEverythingIsThereAgain:
     async def test_without_a_commit(
         self, pair: Pair, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """An idle daemon looks now and then; what only it knew would end with it."""
+        """An idle daemon looks now and then, also after a bug; what only it knew would end."""
         monkeypatch.setattr(recovery, "PAUSE_S", 0.02)
         subject = pair[0]
         await subject.reopen()
         await subject.recover()
+        client, bugs = store(subject)._watch._read_client, [KeyError("a bug")]
+        glance = client.glance
+
+        async def fail_once() -> None:
+            if bugs:
+                raise bugs.pop()
+            await glance()
+
+        monkeypatch.setattr(client, "glance", fail_once)
         redis_server.call("FLUSHALL")
         await comes(lambda: store(subject).rewrites)
         await pair[1].reopen()

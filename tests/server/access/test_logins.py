@@ -11,6 +11,7 @@ import pytest
 
 from server.access.access_rig import AccessRig, id_of
 from support.shard_rig import NOW_MS, ShardRig, started
+from support.waiting import comes
 from tickwheel.api.frames import FrameType as T
 from tickwheel.errors import BadRequest, Unauthorized
 from tickwheel.protocol import encode
@@ -172,6 +173,22 @@ async def test_an_invalid_token_file_keeps_the_previous_tokens(
     rig.path.write_bytes(whole)
     await rig.reload()
     assert rig.observed.tokens_file_ok and rig.notices[-1][0] == "tokens_read"
+
+
+async def test_an_unexpected_error_does_not_end_the_check_of_tokens(
+    rig: AccessRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logins, "CHECK_INTERVAL_S", 0.0)
+    rounds: list[int] = []
+
+    def present() -> list[Any]:
+        rounds.append(1)
+        raise KeyError("a bug")
+
+    checking = asyncio.create_task(rig.logins.run(present, lambda: None))
+    await comes(lambda: len(rounds) > LINES_MAX + 1)
+    checking.cancel()
+    assert [event for event, _ in rig.notices].count("internal_error") == LINES_MAX
 
 
 async def test_a_missing_token_file_stops_the_start(tmp_path: Path) -> None:

@@ -201,6 +201,6 @@ def test_last_use_only_grows_and_forgets_revoked_tokens(path: Path) -> None:
     tokens.write_used(path, {token.id: 100, "1" * 12: 7}, known)
     tokens.write_used(path, {token.id: 50}, known)
     assert tokens.read_used(path) == {token.id: 100}
-    for broken in (b"", b"[]", b'{"x": 1}', b"\xff"):
+    for broken in (b"", b"[]", b'{"x": 1}', b"\xff", b" " * (tokens.FILE_BYTES_MAX + 1)):
         tokens.used_path(path).write_bytes(broken)
         assert tokens.read_used(path) == {}

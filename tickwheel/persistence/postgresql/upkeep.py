@@ -108,6 +108,9 @@ class Upkeep:
                     log.warning("store %s: ended tasks stay: %s", self._options.name, error.message)
             except StoreError:
                 return  # the next commit gets the error
+            except Exception:
+                self._link.drop()
+                log.exception("store %s: its upkeep failed; it is repeated", self._options.name)
 
     async def step(self) -> None:
         """Do what is necessary now. Raise StoreError."""

@@ -619,3 +619,5 @@ class Watch:
                     return  # the next commit gets the error
                 except StoreError:
                     continue
+                except Exception:
+                    log.exception("the check of an idle Redis failed; it is repeated")

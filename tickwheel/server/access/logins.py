@@ -102,6 +102,7 @@ class Logins:
         self._unwritable = False
         self._call_later: Callable[[float, Callable[[], None]], object] = _call_later
         self._console_failures = LogRateLimit()
+        self._check_failures = LogRateLimit()
         self.waiting = 0
         """Number of failures that are not yet answered."""
 
@@ -268,15 +269,20 @@ class Logins:
         write_s = loop.time() + USE_WRITE_INTERVAL_S
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
-            await self.reload_if_changed()
-            connected = set(present())
-            if not all(map(self.is_valid, connected)):
-                ended()
-            if loop.time() >= write_s:
-                write_s = loop.time() + USE_WRITE_INTERVAL_S
-                now_ms = self._clock.read().now_ms
-                self._used |= {p.token_id: now_ms for p in connected if p.token_id in self._tokens}
-                await self.write_last_use()
+            try:
+                await self.reload_if_changed()
+                connected = set(present())
+                if not all(map(self.is_valid, connected)):
+                    ended()
+                if loop.time() >= write_s:
+                    write_s = loop.time() + USE_WRITE_INTERVAL_S
+                    now_ms, ids = self._clock.read().now_ms, {p.token_id for p in connected}
+                    self._used |= dict.fromkeys(ids & self._tokens.keys(), now_ms)
+                    await self.write_last_use()
+            except Exception as error:  # otherwise, revoked tokens would stay valid
+                rest = self._check_failures.note(loop.time())
+                if rest is not None:
+                    self._on_event("internal_error", f"the check of tokens: {error!r}{rest}")
 
     async def reload_if_changed(self) -> None:
         """Reload the tokens if the file has changed."""
@@ -285,7 +291,7 @@ class Logins:
         before = self._tokens
         try:
             is_new = await asyncio.to_thread(self._read, self._path)
-        except (OSError, TickwheelError) as error:
+        except Exception as error:
             if self._observed.tokens_file_ok:
                 self._on_event("tokens_file_broken", f"{error}; the previous tokens stay valid")
             self._observed.tokens_file_ok = False

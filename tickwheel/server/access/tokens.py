@@ -375,7 +375,7 @@ def read_used(path: Path) -> dict[str, int]:
     """Return each token's last use, in ms since 1970, by id; empty if the file is unreadable."""
     try:
         content = _load(used_path(path))
-    except (OSError, BadRequest):
+    except (OSError, BadRequest, LimitExceeded):
         return {}
     if type(content) is not dict:
         return {}
