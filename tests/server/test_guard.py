@@ -5,11 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from server.access.access_rig import AccessRig
 from support.shard_rig import NOW_MS, Peer, started
 from tickwheel.api.frames import FrameType as T
+from tickwheel.api.kinds import Whole
 from tickwheel.protocol import encode
 from tickwheel.server.http.types import request_identity
+from tickwheel.server.shard import tasks
 from tickwheel.server.shard.callers import Principal
 
 HOUR_MS = 3_600_000
@@ -77,7 +81,6 @@ async def test_listings_show_only_readable_topics(rig: AccessRig) -> None:
     peer = await rig.peer_with("read=ours.*")
     page = await words(peer, T.LIST, {})
     assert [task["id"] for task in page["tasks"]] == [ours]
-    assert (await words(peer, T.LIST, {"topic": "theirs"}))["tasks"] == ()
     token = await rig.token("read=ours.*")
     topics = (await rig.http(token, "GET", "/v1/topics")).json
     assert [topic["topic"] for topic in topics["topics"]] == ["ours.a"] and topics["next"] is None
@@ -87,11 +90,26 @@ async def test_listings_show_only_readable_topics(rig: AccessRig) -> None:
     assert there.status == not_there.status == 403
 
 
-async def test_dead_letters_of_other_topics_are_not_shown(rig: AccessRig) -> None:
+@pytest.mark.parametrize("topic", ["theirs", "never"])
+async def test_a_named_topic_is_forbidden_whether_it_exists_or_not(
+    rig: AccessRig, topic: str
+) -> None:
+    await two_tasks(rig)
+    peer, token = await rig.peer_with("all=ours.*"), await rig.token("all=ours.*")
+    for name in ("LIST", "DEAD_LIST", "CONSUMER_LIST", "TARGET_LIST", "HISTORY_LIST", "BULK_LIST"):
+        assert (await peer.call(T[name], {"topic": topic}))[2] == "forbidden", name
+    assert (await peer.call(T.EXPLAIN, None, {"topic": topic, "key": "k"}))[2] == "forbidden"
+    for path in (f"topics/{topic}/keys/k/explanation", f"tasks?topic={topic}"):
+        assert (await rig.http(token, "GET", f"/v1/{path}")).status == 403
+
+
+async def test_dead_letters_of_other_topics_are_not_shown(
+    rig: AccessRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     owner = await rig.peer_with("all")
     for topic in ("ours.a", "theirs"):
         await words(owner, T.GROUP_CREATE, topic, "g", {"since": "first"})
-    await owner.enqueue(("ours.a", b"", 0), ("theirs", b"", 0))
+    ours, theirs = (await owner.enqueue(("ours.a", b"", 0), ("theirs", b"", 0)))[2][1]
     for topic in ("ours.a", "theirs"):
         epoch, _, [item] = await words(owner, T.PULL, topic, "g", 1, 0, None)
         await words(owner, T.REJECT, topic, "g", ((item[0], epoch, item[1], None),))
@@ -99,7 +117,10 @@ async def test_dead_letters_of_other_topics_are_not_shown(rig: AccessRig) -> Non
     peer = await rig.peer_with("all=ours.*")
     shown = (await words(peer, T.DEAD_LIST, {}))["dead"]
     assert [letter["topic"] for letter in shown] == ["ours.a"]
-    assert (await words(peer, T.DEAD_LIST, {"topic": "theirs"}))["dead"] == ()
+    monkeypatch.setattr(tasks, "PAGE", Whole(1, 1))
+    monkeypatch.setattr(tasks, "SCANNED_PER_REQUEST_MAX", 1)
+    page = await words(peer, T.DEAD_LIST, {"after": (ours, "g")})
+    assert page == {"dead": (), "next": (theirs + 1, "")}, "the group of theirs is not named"
 
 
 async def test_hidden_schedules_still_reserve_their_names(rig: AccessRig) -> None:
@@ -150,7 +171,6 @@ async def test_consumers_of_other_topics_are_not_shown(rig: AccessRig) -> None:
     peer = await rig.peer_with("read=ours.*")
     consumers = (await words(peer, T.CONSUMER_LIST, None))["consumers"]
     assert [(row["topic"], row["prefetch"]) for row in consumers] == [("ours.a", 5)]
-    assert (await words(peer, T.CONSUMER_LIST, {"topic": "theirs"}))["consumers"] == ()
     assert len((await words(owner, T.CONSUMER_LIST, None))["consumers"]) == 2
     producer = await rig.peer_with("produce=ours.*")
     assert (await producer.call(T.CONSUMER_LIST, None))[2] == "forbidden"

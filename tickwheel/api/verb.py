@@ -32,7 +32,7 @@ class Of(StrEnum):
 
     NAMED = "the named topic"
     EACH_TASK = "the topic of each new task"
-    FOUND = "the topics of the results; results of other topics are left out"
+    FOUND = "the named topic, if any; results of other topics are left out"
     SELECTED = "the named topic, or the topics of the named ids"
     ANY = "all topics"
 

@@ -338,13 +338,15 @@ class RightsStage:
         return self._for_arguments(need, topics, operation)
 
     def _for_request(self, need: Need, topics: Topics, operation: Operation) -> Operation:
-        """Wrap the operation so that it checks the request's topic, or limit it to ``topics``."""
+        """Wrap the operation so that it checks the topic that the request names, and limit its
+        results to ``topics``."""
 
         def checked(call: Call[Any]) -> None:
-            if need.of is Of.FOUND or (need.of is Of.SELECTED and call.request.topic is None):
+            topic: Any = getattr(call.request, "topic", None)
+            if need.of is Of.NAMED or topic is not None:
+                self._check(need, topics, topic)
+            if need.of is Of.FOUND or (need.of is Of.SELECTED and topic is None):
                 call = call._replace(topic_filter=topics)
-            else:
-                self._check(need, topics, call.request.topic)
             operation(call)
 
         return checked

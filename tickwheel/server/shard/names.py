@@ -105,8 +105,6 @@ class Naming:
         if request.shard >= self._versions.shards:
             raise BadRequest(f"shard must be below {self._versions.shards}, not {request.shard}")
         home = self._versions.home_of(request.name)
-        if call.topic_filter is not None and not call.topic_filter(request.topic):
-            raise Forbidden(f"this caller may not claim names of topic {request.topic}")
         if home == own:
             answer = self._end(kind, call) if request.over else self._at_home(kind, call)
         elif request.shard == own and request.number:

@@ -70,21 +70,17 @@ class Scheduling:
         "unchanged". Raise BadRequest, LimitExceeded, BodyTooLarge, Forbidden."""
 
         def put() -> None:
-            self._check_topics_allowed(call.request, call.topic_filter)
+            self._check_visible(call.request.name, call.topic_filter)
             self._put(call)
 
         self._when_settled(call, call.request.name, put)
 
-    def _check_topics_allowed(self, request: NewSchedule, topic_filter: TopicFilter | None) -> None:
-        """Raise Forbidden if the caller may not use the old or the new topic of the schedule."""
-        if topic_filter is None:
-            return
-        name, topic = request.name, request.topic
+    def _check_visible(self, name: str, topic_filter: TopicFilter | None) -> None:
+        """Raise Forbidden if a schedule of a topic that the caller may not use has the name."""
         existing = self._schedule_heap.by_name.get(name)
-        if not topic_filter(topic):
-            raise Forbidden(f"this caller may not create schedules for topic {topic}")
-        if existing is not None and not topic_filter(existing.row.schedule.topic):
-            raise Forbidden(f"this caller may not change schedule {name}; choose another name")
+        if existing is None or topic_filter is None or topic_filter(existing.row.schedule.topic):
+            return
+        raise Forbidden(f"this caller may not change schedule {name}; choose another name")
 
     def _put(self, call: Call[NewSchedule]) -> None:
         schedules, limit = self._schedule_heap.by_name, self._parts.settings.schedules_max

@@ -319,9 +319,8 @@ class Explaining:
         task_id, topic = call.request.id, None
         if topic_and_key is not None:
             topic, key = topic_and_key
-            may_see = topic_filter is None or topic_filter(topic)
-            reason = explain_half(core, topic, key) if may_see else None
-            task_id = selected.ended if may_see and reason is None else None
+            reason = explain_half(core, topic, key)
+            task_id = selected.ended if reason is None else None
             if task_id is None:
                 reason = reason or explain_no_key(core, topic, key, self._context(topic_filter))
                 parts.committer.answer(call, _explained(None, topic, [reason]))
@@ -576,20 +575,20 @@ class TaskPages:
 
     def list_dead(self, call: Call[DeadPage]) -> None:
         """Answer with a page of dead letters, sorted by id and group. Raise Overloaded."""
-        request, topic_filter = call.request, call.topic_filter
+        request = call.request
         since_ms = 0 if request.since_ms is None else request.since_ms
         until_ms = ID_MAX if request.until_ms is None else request.until_ms
         reason = (request.reason or "").casefold()
 
         def fits(row: DeadRow) -> bool:
-            is_seen = topic_filter is None or topic_filter(row.topic)
             in_time = since_ms <= row.died_ms <= until_ms
-            return is_seen and in_time and reason in row.reason.casefold()
+            return in_time and reason in row.reason.casefold()
 
-        self._listings.answer(call, partial(self._dead_page, request, fits))
+        is_seen = call.topic_filter or _any_topic
+        self._listings.answer(call, partial(self._dead_page, request, is_seen, fits))
 
     async def _dead_page(
-        self, request: DeadPage, fits: Callable[[DeadRow], bool]
+        self, request: DeadPage, is_seen: TopicFilter, fits: Callable[[DeadRow], bool]
     ) -> dict[str, Any]:
         after, limit = request.after or (0, ""), request.limit
         await self._parts.committer.barrier()
@@ -600,13 +599,14 @@ class TaskPages:
             for row in rows:
                 if len(letters) >= limit:
                     return {"dead": letters, "next": after}
-                if fits(row):
+                if is_seen(row.topic) and fits(row):
                     letter = dead_map(row)
                     bytes_left -= self._value_bytes(letter)
                     if letters and bytes_left < 0:
                         return {"dead": letters, "next": after}
                     letters.append(letter)
-                after = row.id, row.group
+                # A page must not begin with the group of a topic that the caller may not see.
+                after = (row.id, row.group) if is_seen(row.topic) else (row.id + 1, "")
             scanned += len(rows)
             if len(rows) < PAGE.high:
                 return {"dead": letters, "next": None}
