@@ -816,14 +816,15 @@ async def test_tasks_with_a_rule_per_enqueue_are_limited(
     assert daemon.shard.core.tasks == (0 if over else 5)
 
 
+@pytest.mark.parametrize("frame", [(T.ENQUEUE, 0), (T.ENQUEUE_ONCE, b"once", 7)])
 async def test_tasks_with_the_keys_of_an_enqueue_are_limited(
-    daemon: InProcess, peer: Peer, monkeypatch: pytest.MonkeyPatch
+    daemon: InProcess, peer: Peer, monkeypatch: pytest.MonkeyPatch, frame: tuple[Any, ...]
 ) -> None:
     monkeypatch.setattr(daemon.shard.coalescing, "_ids_max", 3)
     await enqueue(daemon, peer, *[task()] * 3)
     assert (await one(daemon, peer, "keep"))[0] == "kept"
     await enqueue(daemon, peer, task())
-    (answer,) = await daemon.send(peer, (T.ENQUEUE, 0, (task("keep"),)))
+    (answer,) = await daemon.send(peer, (*frame, (task("keep"),)))
     assert answer[0] == "limit_exceeded" and "the limit is 3 (key_tasks_max)" in answer[1]
 
 

@@ -238,13 +238,15 @@ class Caller:
 
     def answer(self, request: int, value: object) -> None:
         """Answer at once with a value that does not depend on an uncommitted change."""
-        self.replies.give(self.replies.answer_to(request, value))
-        self.replies.flush()
+        replies = self.replies  # the answer can close this caller
+        replies.give(replies.answer_to(request, value))
+        replies.flush()
 
     def refuse(self, request: int, error: TickwheelError) -> None:
         """Answer with an error at once."""
-        self.replies.error(request, error.code, error.message)
-        self.replies.flush()
+        replies = self.replies  # the answer can close this caller
+        replies.error(request, error.code, error.message)
+        replies.flush()
 
 
 class Call(NamedTuple, Generic[R]):
