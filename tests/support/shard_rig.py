@@ -114,7 +114,7 @@ class FakeTransport(asyncio.Transport):
         """The peer does not read."""
         self.closed = self.aborted = False
         self.protocol: Connection
-        self._paused = False
+        self._paused = self._is_lost = False
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self.high = high or 0
@@ -146,20 +146,23 @@ class FakeTransport(asyncio.Transport):
         return self.closed
 
     def close(self) -> None:
-        self._close()
+        self.closed = True
+        if not self.get_write_buffer_size():  # otherwise it waits until the peer reads
+            self._close()
 
     def abort(self) -> None:
         self.aborted = True
         self._close()
 
     def lose(self) -> None:
-        if not self.closed:
-            self.closed = True
+        if not self._is_lost:
+            self.closed = self._is_lost = True
             self.protocol.connection_lost(None)
 
     def _close(self) -> None:
-        if not self.closed:
-            self.closed = True
+        self.closed = True
+        if not self._is_lost:
+            self._is_lost = True
             asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
 
 

@@ -49,6 +49,28 @@ async def test_an_abort_after_a_disconnect_has_no_effect() -> None:
     await rig.stop()
 
 
+@pytest.mark.parametrize("kind", ["mistake", "goodbye", "standby"])
+async def test_a_closed_connection_whose_peer_does_not_read_is_aborted(kind: str) -> None:
+    rig = await ShardRig(slow_reader_timeout_s=0.01).start()
+    listener = rig.listener if kind != "standby" else Listener(standby_of(rig), rig.logins)
+    peer = Peer(listener())
+    await peer.hello()
+    peer.transport.stuck = True
+    peer.send(T.PING)
+    await rig.settle()
+    if kind == "mistake":
+        peer.feed(b"\xc1")
+        await rig.settle()
+    elif kind == "goodbye":
+        peer.connection.end("unauthorized", "the token was revoked")
+    else:
+        listener.end_standby("the daemon is shutting down")
+    assert peer.closed
+    peer.connection.resume_writing()  # it has read a part
+    await comes(lambda: peer.transport.aborted and not listener.connections)
+    await rig.stop()
+
+
 async def test_a_connection_made_after_a_deposition_is_aborted() -> None:
     """The event loop makes its protocol first and gives it the connection later; a daemon may
     be deposed in between. Nobody would ever answer the peer, or say goodbye to it."""

@@ -323,7 +323,8 @@ class Connection(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self._abort_slow_reader)
 
     def resume_writing(self) -> None:
-        self._stop_timer()
+        if self.open:
+            self._stop_timer()
         self.paused, self.last_data_mono_ms = False, self._clock.read().mono_ms
         if self._transport is not None and self.open and not self._frames:
             self._transport.resume_reading()
@@ -410,10 +411,15 @@ class Connection(asyncio.Protocol):
         self.close()
 
     def close(self) -> None:
-        """Close the connection after the written data is flushed."""
+        """Close the connection after the written data is flushed, or abort it if the peer does not
+        read that data in time."""
         if self.open and self._transport is not None:
             self.open, self._is_ended_here = False, True
+            self._stop_timer()
             self._transport.close()
+            if self._transport.get_write_buffer_size():
+                timeout_s = self._settings.slow_reader_timeout_s
+                self._timer = asyncio.get_running_loop().call_later(timeout_s, self.abort)
 
     def abort(self) -> None:
         """Close the connection immediately. The kernel discards unsent data, instead of keeping it
