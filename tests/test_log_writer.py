@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import structlog
 
+from support.stand_in import stand_in
 from support.waiting import until
 from tickwheel import log_writer
 from tickwheel.log_writer import StreamWriter, unblocked, writer_of
@@ -106,6 +107,26 @@ def test_a_closed_pipe_loses_only_lines(pipe: Pipe) -> None:
     print("lost", file=stream)
     assert writer.flush(20)
     assert writer.dropped == 1 and isinstance(failures[0], BrokenPipeError)
+
+
+def test_a_line_begins_after_a_torn_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, sizes = tmp_path / "log", [4]
+
+    def write(fd: int, data: bytes) -> int:
+        if sizes:
+            return os.write(fd, data[: sizes.pop()])
+        raise OSError(28, "No space left on device")
+
+    with path.open("wb") as file:
+        writer = StreamWriter(file.fileno(), "test")
+        with monkeypatch.context() as full:
+            full.setattr(log_writer, "os", stand_in(os, write=write))
+            writer.put(b"first\n")
+            assert writer.flush(20)
+        writer.put(b"second\n")
+        assert writer.flush(20)
+    lines = ["firs", "tickwheel: 1 lines of this log were dropped", "second"]
+    assert path.read_text().splitlines() == lines
 
 
 def test_a_non_blocking_shared_file_is_waited_for(pipe: Pipe) -> None:

@@ -37,6 +37,8 @@ class LogWriter:
     def __init__(self, name: str) -> None:
         self.dropped = 0
         """Number of lines that were never written."""
+        self.is_torn = False
+        """Whether a part of a line was written last; the next line then begins with a newline."""
         self._name = name
         self._unreported = 0
         """Number of lines that were dropped since the last line was written."""
@@ -133,6 +135,17 @@ class LogWriter:
         """Write a line. Raise OSError on failure."""
         raise NotImplementedError
 
+    def write_to(self, fd: int, line: bytes) -> int:
+        """Write a line to a file, and return the number of bytes. Raise OSError on failure."""
+        rest = line = b"\n" + line if self.is_torn else line
+        while rest:
+            try:
+                rest = rest[os.write(fd, rest) :]
+                self.is_torn = bool(rest)
+            except BlockingIOError:  # another process that shares the file made it non-blocking
+                select.select((), (fd,), ())
+        return len(line)
+
     def line_for_lost_lines(self, count: int) -> bytes:
         """Return the line that reports ``count`` dropped lines."""
         raise NotImplementedError
@@ -179,11 +192,7 @@ class StreamWriter(LogWriter):
         self._fd = fd
 
     def write_line(self, line: bytes) -> None:
-        while line:
-            try:
-                line = line[os.write(self._fd, line) :]
-            except BlockingIOError:  # another process that shares the file made it non-blocking
-                select.select((), (self._fd,), ())
+        self.write_to(self._fd, line)
 
     def line_for_lost_lines(self, count: int) -> bytes:
         return self.format_dropped(count)

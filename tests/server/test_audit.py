@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import stat
 import threading
 from collections.abc import AsyncIterator
@@ -16,6 +17,7 @@ import pytest
 
 from server.access.access_rig import AccessRig, id_of
 from support.shard_rig import Peer
+from support.stand_in import stand_in
 from tickwheel import log_writer
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.verb import Right
@@ -254,6 +256,32 @@ async def test_an_unwritable_audit_log_stops_no_operation(tmp_path: Path) -> Non
         assert (lost["operation"], lost["count"]) == ("audit_lines_lost", 4)  # the token's, too
     finally:
         await rig.stop()
+
+
+async def test_an_audit_line_begins_after_a_torn_one(
+    rig: AccessRig, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first was torn by a daemon that has ended, the third by a disk that became full."""
+    path.write_text("torn")
+    log, sizes = rig.logins.audit, [5, 1_000, 9]
+    assert log is not None
+
+    def write(fd: int, data: bytes) -> int:
+        if sizes:
+            return os.write(fd, data[: sizes.pop(0)])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(log_writer, "os", stand_in(os, write=write))
+        for operation in ("second", "third"):
+            log.write({"operation": operation})
+            assert log.flush(10)
+    log.write({"operation": "fifth"})
+    assert log.close(10)
+    first, second, third, *others = path.read_text().splitlines()
+    assert (first, third) == ("torn", '{"at": "2')
+    operations = [json.loads(line)["operation"] for line in (second, *others)]
+    assert operations == ["second", "audit_lines_lost", "fifth"]
 
 
 async def test_lines_that_wait_for_a_slow_disk_have_a_limit(

@@ -112,13 +112,14 @@ class AuditLog(LogWriter):
             self.end()
             self._path.replace(self._path.with_name(f"{self._path.name}.1"))
         if self._fd is None:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             self._fd = os.open(self._path, flags, 0o600)
-            self._bytes = os.fstat(self._fd).st_size
+            self._bytes = size = os.fstat(self._fd).st_size
+            self.is_torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
             if self._bytes and self._bytes + len(line) > self._bytes_max:
                 self.write_line(line)
                 return
-        self._bytes += os.write(self._fd, line)
+        self._bytes += self.write_to(self._fd, line)
 
     def end(self) -> None:
         fd, self._fd = self._fd, None
