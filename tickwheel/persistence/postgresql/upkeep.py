@@ -110,6 +110,7 @@ class Upkeep:
                 return  # the next commit gets the error
             except Exception:
                 self._link.drop()
+                pause_s = min(2 * pause_s, TROUBLE_S_MAX)
                 log.exception("store %s: its upkeep failed; it is repeated", self._options.name)
 
     async def step(self) -> None:
