@@ -5,7 +5,8 @@ Between the requests there are restarts, refused batches, resends, deliveries an
 that jump, and hashes that collide. What must hold: every task of a request has the outcome that the
 model says; what is durable is what the model says, after every commit, refusal and crash; no body
 is delivered before it is durable; a resend has the first answer; what was replaced in flight is
-not delivered again, whatever becomes of the delivery.
+not delivered again, whatever becomes of the delivery; a receipt settles the body that it came with,
+also after restarts.
 """
 
 from __future__ import annotations
@@ -116,6 +117,9 @@ class CoalescingMachine(RuleBasedStateMachine):
         """By request: what became of its tasks, and whether it is durable."""
         self.request = self.tokens = 0
         self.held: list[Got] = []
+        """Deliveries that are not settled, also of earlier starts."""
+        self.delivered: set[int] = set()
+        """Ids of tasks that this start has delivered, or of whose delivery there is a record."""
         self.overtaken: dict[tuple[int, str], Batch | None] = {}
         """(id, group) of deliveries whose task was replaced → the batch that says so, until it is
         durable."""
@@ -215,9 +219,7 @@ class CoalescingMachine(RuleBasedStateMachine):
                     if by is not None
                 }
                 had = {
-                    k.row.id: any(a for _, a in rig.views(k.row.id).values()) or bool(k.progress)
-                    for k in before.values()
-                    if k is not None and rig.state(k.row.id) != "scheduled"
+                    k.row.id: k.row.id in self.delivered for k in before.values() if k is not None
                 }
                 rest = {
                     n: self.not_pending(task, by)
@@ -339,7 +341,7 @@ class CoalescingMachine(RuleBasedStateMachine):
                 self.overtake(had, task_id)
                 gone |= had.keys()
             is_stored = task_id in self.rig.core.open.effects.enqueued
-            if is_stored and what in (Merging.STORED, Merging.REPLACED):
+            if is_stored and (what == Merging.STORED or (is_new_body and what == Merging.REPLACED)):
                 own.add(named)
 
     def staged_within(self, task_id: int | None, by: Coalescing) -> int | None:
@@ -412,7 +414,7 @@ class CoalescingMachine(RuleBasedStateMachine):
         self.log.clear()
         self.overtaken = {key: None for key, batch in self.overtaken.items() if batch is None}
         self.answers = {r: found for r, found in self.answers.items() if found[1]}
-        self.held.clear()
+        self.delivered &= {i for i, _ in (*self.rig.rows.progress, *self.rig.rows.dead)}
         self.rig.crash()
         for group in ("g", "h"):
             self.rig.subscribe("t", group)
@@ -439,12 +441,19 @@ class CoalescingMachine(RuleBasedStateMachine):
             assert (got.id, got.group.name) not in self.overtaken, "it was replaced"
             assert got.body == self.durable[got.id][0], "a body that is not durable"
             self.held.append(got)
+            self.delivered.add(got.id)
 
-    @rule(at=st.integers(0, 5), verb=st.sampled_from(VERBS))
-    def settle_one(self, at: int, verb: str) -> None:
-        if not self.held:
-            return
-        got = self.held.pop(at % len(self.held))
+    @rule(at=st.integers(0, 30), verb=st.sampled_from(VERBS), everywhere=st.booleans())
+    def settle(self, at: int, verb: str, everywhere: bool) -> None:
+        """Settle a delivery, or all of its task."""
+        if self.held:
+            got = self.held.pop(at % len(self.held))
+            others = [other for other in self.held if everywhere and other.id == got.id]
+            for delivery in (got, *others):
+                self.settle_one(delivery, verb)
+            self.held = [other for other in self.held if other not in others]
+
+    def settle_one(self, got: Got, verb: str) -> None:
         if self.rig.lease(got) is None and verb != "late":
             return
         alive = set(self.current())
@@ -460,8 +469,14 @@ class CoalescingMachine(RuleBasedStateMachine):
         elif verb == "snooze":
             assert self.rig.snooze(got, 2_000) == ("cancelled" if is_replaced else "snoozed")
         else:
-            self.rig.ack(got)
+            body, _ = self.current().get(got.id, (got.body, 0))
+            assert self.rig.ack(got) != "acked" or body == got.body, "nobody has had this body"
         self.ended_of(alive)
+
+    @rule(at=st.integers(0, 5))
+    def requeue(self, at: int) -> None:
+        if dead := [(i, group) for i, known in self.everything().items() for group in known.dead]:
+            self.rig.requeue(*dead[at % len(dead)])
 
     def ended_of(self, alive: set[int]) -> None:
         """Drop the tasks that the command ended."""
@@ -543,7 +558,8 @@ def test_a_long_random_run_matches_the_model(seed: int, steps: int) -> None:
         machine.deliver: 4,
         lambda: machine.time_passes(rnd.choice((1, 60, 700, 5_000))): 4,
         lambda: machine.the_clock_jumps(rnd.choice((-30_000, -100, 20_000))): 1,
-        lambda: machine.settle_one(rnd.randrange(6), rnd.choice(VERBS)): 6,
+        lambda: machine.settle(rnd.randrange(60), rnd.choice(VERBS), rnd.random() < 0.7): 8,
+        lambda: machine.requeue(rnd.randrange(6)): 1,
         lambda: machine.command(rnd.randrange(6), rnd.choice((None, 0, 3_000))): 1,
     }
     for act in rnd.choices(list(acts), list(acts.values()), k=steps):

@@ -10,6 +10,7 @@ from engine.test_engine_ordering import OrderRig
 from support.engine_recount import recount, recounted
 from support.engine_rig import GRACE_MS, LEASE_MS, Got
 from tickwheel.engine.topics import Subscriber
+from tickwheel.model.policies import Coalescing
 from tickwheel.model.records import ATTEMPT_MAX
 
 rig = recounted(OrderRig)
@@ -141,6 +142,49 @@ def test_an_earlier_receipt_acks_a_task_without_an_order_key(rig: OrderRig, way:
     assert rig.ack(got) == "acked"
     rig.commit()
     assert rig.rows.is_empty()
+
+
+def crashed(rig: OrderRig, got: Got) -> None:
+    rig.crash(down_ms=200)
+    rig.subscribe_all(rig.core.topic("t").groups)
+
+
+def crashed_and_moved(rig: OrderRig, got: Got) -> None:
+    crashed(rig, got)
+    assert rig.reschedule(got.id, 500) == "scheduled"
+
+
+def moved_and_crashed(rig: OrderRig, got: Got) -> None:
+    released_and_moved(rig, got)
+    rig.commit()
+    crashed(rig, got)
+
+
+CRASHES = (crashed, crashed_and_moved, moved_and_crashed)
+
+
+@pytest.mark.parametrize("way", [*WAYS, *CRASHES])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_receipt_does_not_settle_a_later_body(rig: OrderRig, way: Way, groups: int) -> None:
+    """A new id, or after a crash that lost the delivery, another epoch tells the bodies apart."""
+    rig.subscribe_all(["other", "default"][-groups:])
+    task_id = rig.enqueue(delay_ms=50, key="k", body=b"old")
+    mine = {got.group.name: got for got in rig.after(50).tick()}
+    old = mine.pop("default")
+    for other in mine.values():
+        rig.release(other)
+    way(rig, old)
+    rig.commit()
+    newer_id = rig.coalesce(Coalescing("replace"), 60_000, b"new")
+    rig.commit()
+    assert (newer_id == task_id) == (way in CRASHES)
+    word = "stale" if way in CRASHES else "cancelled"
+    assert rig.ack(old) == word
+    got = rig.after(60_000).tick()
+    assert [(each.id, each.body) for each in got] == [(newer_id, b"new")] * groups
+    assert rig.ack(old) == word
+    rig.crash()
+    assert rig.ack(old) == word
 
 
 @pytest.mark.parametrize(("key", "word"), [(None, "acked"), ("k", "stale")])

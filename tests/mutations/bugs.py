@@ -41,6 +41,7 @@ WORKER = "tests/client/test_worker.py::test_"
 CONNECTING = "tests/client/test_client_connecting.py::test_"
 ONCE = "tests/client/test_idempotence.py::test_"
 ORDERING = "tests/engine/test_engine_ordering.py::test_"
+RECEIPTS = "tests/engine/test_engine_receipts.py::test_"
 KEY_PAUSES = "tests/engine/test_key_pauses.py::test_"
 OWNERSHIP = "tests/engine/test_engine_ownership.py::test_"
 COALESCING = "tests/server/shard/test_coalescing.py::test_"
@@ -454,6 +455,22 @@ OWED = (
         "that a newer task has come is in memory only: after a restart the older one comes again",
         {"Control.give_way": (dropped("replaced_leases.append"),)},
         (COALESCING_MODEL,),
+    ),
+    Bug(
+        "a-receipt-of-the-body-before",
+        "a late ack of a requeued task ends the newer body that has replaced it in place",
+        {
+            "Coalescer._replacing": (
+                instead("self._control.was_delivered", "self._control.has_history"),
+            )
+        },
+        (RECEIPTS + "a_receipt_does_not_settle_a_later_body[1-requeued]",),
+    ),
+    Bug(
+        "a-receipt-of-the-start-before",
+        "a late ack of a delivery that a crash has lost ends a newer body",
+        {"Control.replace": (condition("earlier_id", "False"),)},
+        (RECEIPTS + "a_receipt_does_not_settle_a_later_body[1-crashed]",),
     ),
     Bug(
         "a-decision-rests-on-what-may-be-refused",

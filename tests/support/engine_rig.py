@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from support.engine_rig_base import CONFIG, GRACE_MS, LEASE_MS, NOW_MS, RETRY, Got, RigBase
+from tickwheel.engine.enqueue import Request
 from tickwheel.engine.topics import Group, Lease
-from tickwheel.model.records import ID_STEP, TaskSnapshot
+from tickwheel.model.policies import Coalescing
+from tickwheel.model.records import ID_STEP, TaskOptions, TaskSnapshot
 from tickwheel.server.shard.groups import begin_group
 from tickwheel.server.shard.settlement import ack_by_record
 
@@ -123,6 +125,16 @@ class Rig(RigBase):
         result = self.core.find_group(topic, name)
         assert result is not None
         return result
+
+    def coalesce(self, by: Coalescing, delay_ms: int, body: bytes = b"", **options: Any) -> int:
+        """Enqueue a task of the key k with a rule. Return the id of the answer."""
+        coalescer = self.engine.coalescer
+        task = "t", self.now_ms + delay_ms, body, TaskOptions("k", **options)
+        coalescer.needed_records([task], [by], self.now_ms)
+        request = Request(None, None, 0, [task], [by])
+        answer = coalescer.decide(request, lambda ids: self.known(list(ids)), self.now_ms)
+        assert answer is not None
+        return answer.merged[0][1]
 
     # --- groups and their settings -------------------------------------------------------------
 

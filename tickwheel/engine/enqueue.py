@@ -17,9 +17,10 @@ and reads them again if they have changed before the decision. Invariants:
   batch.
 * **A body that is not durable is not delivered.** Until the body is durable, its task is off the
   wheel (``Core.hold``).
-* **A receipt settles the body that was delivered.** A task that has no attempts keeps its id when
-  it is replaced. A task that was attempted, and waits for its retry or for other groups, is
-  cancelled, and the new task has a new id.
+* **A receipt settles the body that was delivered.** A task that was never delivered keeps its id
+  when it is replaced. A task that was delivered is cancelled, and the new task has a new id. A
+  crash loses the records of the last deliveries, so a task of an earlier start that keeps its id
+  gets an ``order_id``, which makes the receipts of earlier starts invalid.
 * **A task that is replaced in flight gets no further attempt.** Its delivery is marked with the
   newer task's id, in the batch that makes the newer task durable (``Control.give_way``).
 
@@ -685,7 +686,7 @@ class Coalescer:
         row = snapshot.row
         old = plan.old.get(row.id)
         has_body = old is not None and old.task is not None
-        if rule.replaces != DUE and not has_body and self._control.has_history(snapshot):
+        if rule.replaces != DUE and not has_body and self._control.was_delivered(snapshot):
             next_ms = self._control.next_ms(snapshot) if old is None else old.due_ms
             former = (row.topic, max(now_ms, next_ms), row.body, row.options)
             plan.old.pop(row.id, None)

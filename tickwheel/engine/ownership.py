@@ -8,7 +8,8 @@ Rules for durable rows of groups and tasks:
 
 1. **Place.** A task's place in the order is its id. If an operator reschedules a task to a time at
    which a group would wrongly miss it, or a group that is being deleted would wrongly hold it, the
-   task gets a new, later place, ``TaskOptions.order_id``. This is rare.
+   task gets a new, later place, ``TaskOptions.order_id``. This is rare. A replaced task of an
+   earlier start gets its id as ``order_id``, which only affects receipts (see ``settlement``).
 2. **Start.** A group is owed tasks after ``since_id``, the newest id when it was created, and
    earlier tasks that are due at ``since_ms`` or later. For a group that begins now, ``since_ms`` is
    the first due time that the wheel had not fired, independent of the clock. A group that begins in

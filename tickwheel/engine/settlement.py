@@ -123,13 +123,12 @@ class Settlement:
             return unresolved
         for index, task_id in enumerate(ids):
             lease, attempt = flight.get(task_id), attempts[index]
-            # Epochs and attempts begin at 1. A receipt with a lower number was never issued.
+            # Attempts begin at 1. A receipt with a lower number was never issued.
             if (
                 lease is None
-                or not 0 < epoch <= lease.epoch
-                or attempt < 1
-                or (attempt > lease.attempt and epoch == lease.epoch)
-                or (lease.order and (epoch, attempt) != (lease.epoch, lease.attempt))
+                or epoch != lease.epoch
+                or not 0 < attempt <= lease.attempt
+                or (lease.order and attempt != lease.attempt)
                 or task_id in leases
             ):
                 unresolved.append(index)
@@ -147,9 +146,11 @@ class Settlement:
         core, row = self._core, snapshot.row
         if row.topic != group.topic.name or epoch < 1 or not 0 < attempt <= ATTEMPT_MAX:
             return "stale"
+        # Its body might be newer than a delivery that a crash has lost.
+        is_placed = row.options is not None and row.options.order_id is not None
         lease = group.flight.get(task_id)
         if lease is not None:
-            if epoch >= core.epoch or lease.order:
+            if epoch >= core.epoch or lease.order or is_placed:
                 return "stale"
             # A crash lost this delivery, but not earlier ones.
             self.ack(group, lease.epoch, [task_id], [lease.attempt])
@@ -160,8 +161,8 @@ class Settlement:
         newest = (core.epoch, group.numbers.get(task_id, 0))
         if attempts is not None:
             newest = attempts.epoch or core.epoch, attempts.attempt
-        # A crash can lose deliveries, so receipts of earlier epochs are accepted.
-        if epoch >= core.epoch and (epoch, attempt) > newest:
+        # A crash can lose deliveries, so receipts of earlier epochs are accepted for the same body.
+        if (epoch >= core.epoch and (epoch, attempt) > newest) or (is_placed and epoch < newest[0]):
             return "stale"
         # With an order key they are refused, because there may have been a later delivery. No
         # receipt is valid for a task that was returned unstarted or reset.

@@ -468,9 +468,9 @@ class Core:
     ) -> None:
         self.config, self.epoch, self.ids = config, epoch, IdSource(config.shard, id_mark)
         self.recorder, self.is_recorded = recorder or UNRECORDED, recorder is not None
-        self.landed_id = self.wheel_id = id_mark
+        self.landed_id = self.wheel_id = self.earlier_id = id_mark
         """Ids up to ``landed_id`` are durable or refused; up to ``wheel_id`` they were on the
-        wheel."""
+        wheel; up to ``earlier_id`` they were assigned before this start."""
         self.wheel = TimingWheel(now_ms, slots=config.slots, tick_ms=config.tick_ms)
         self.open, self.windows = Batch(), Windows(self.wheel, self._placed)
         self.sessions = Sessions(config.sessions_max, config.session_idle_ms_max)

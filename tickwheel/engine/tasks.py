@@ -261,14 +261,16 @@ class Control:
         source: object,
         now_ms: int,
     ) -> None:
-        """Replace the body, options and due time of a task that has no attempts, for ``source``.
-        The task is not delivered before the change is durable."""
-        core = self._core
+        """Replace the body, options and due time of a task that this start has not delivered, for
+        ``source``. The task is not delivered before the change is durable."""
+        core, task_id, former = self._core, snapshot.row.id, snapshot.row.options
         self._unplace(snapshot, self.state(snapshot))
-        former = snapshot.row.options
-        if former is not None and former.order_id is not None:
-            options = (options or TaskOptions())._replace(order_id=former.order_id)
-        row = TaskRow(snapshot.row.id, due_ms, snapshot.row.topic, body, options)
+        order_id = None if former is None else former.order_id
+        if order_id is None and task_id <= core.earlier_id:
+            order_id = task_id  # so that no receipt of an earlier start is valid
+        if order_id is not None:
+            options = (options or TaskOptions())._replace(order_id=order_id)
+        row = TaskRow(task_id, due_ms, snapshot.row.topic, body, options)
         row = self._ownership.with_place(row, now_ms)
         core.write(row, is_moved=False)
         core.hold(row)
@@ -406,6 +408,12 @@ class Control:
         return any(
             task_id in group.delivery_attempts for group in self._ownership.groups_of(snapshot)
         )
+
+    def was_delivered(self, snapshot: TaskSnapshot) -> bool:
+        """Return whether this start has delivered the task, or a record says that an earlier one
+        has. Deliveries that were returned unstarted or reset by an operator count."""
+        holders = self._core.topic(snapshot.row.topic).holders
+        return self.has_history(snapshot) or any(snapshot.row.id in g.numbers for g in holders)
 
     def _take_out_everywhere(self, snapshot: TaskSnapshot) -> None:
         for group in self._ownership.groups_of(snapshot):

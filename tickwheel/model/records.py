@@ -60,7 +60,8 @@ class TaskOptions(NamedTuple):
     retry: PolicyRef | None = None
     """The task's retry policy, which overrides those of its group and topic."""
     order_id: int | None = None
-    """The task's position in the order of ids, if it differs from its id; see ``ownership.py``."""
+    """The task's position in the order of ids; None means its id. With an ``order_id``, which can
+    be the id, receipts from before a restart are valid only for recorded deliveries."""
     within_ms: int | None = None
     """The length of the due window, which begins at ``asked_ms`` and contains the due time."""
     asked_ms: int | None = None
