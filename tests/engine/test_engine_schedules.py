@@ -197,6 +197,22 @@ def test_a_clock_set_back_does_not_prolong_a_schedules_wait(rig: ScheduleRig) ->
     assert rig.times_of() == after(*range(10, 110, 10))
 
 
+def test_a_full_topic_delays_only_its_own_schedules() -> None:
+    rig = ScheduleRig(replace(CONFIG, backlog_max=1))
+    task_id = rig.enqueue("s")
+    rig.fire()
+    for name in "su":
+        rig.put(name, catch_up="all")
+    rig.after(25_000).settle()
+    assert (rig.outcomes("s"), rig.outcomes("u")) == ([], [("fired", 1)] * 2)
+    rig.cancel(task_id)
+    rig.now_ms -= 4_000
+    rig.plan()
+    assert rig.core.schedule_heap.next_ms() == rig.now_ms + 1_000, "a clock that was set back"
+    rig.after(1_000).settle()
+    assert rig.times_of("s") == after(10, 20)
+
+
 def test_schedules_wait_for_room_without_losses() -> None:
     rig = ScheduleRig(replace(CONFIG, tasks_max=2))
     rig.put(catch_up="all")

@@ -64,7 +64,7 @@ exceed this by the steps of one schedule."""
 TASK_STEPS = 4
 """Cost of creating a task, in planning steps."""
 RETRY_MS = 1_000
-"""How long schedules wait after new tasks were refused, in milliseconds."""
+"""How long schedules wait after new tasks were refused or their topic was full, in ms."""
 _MIX = 0x9E37_79B9_7F4A_7C15
 
 
@@ -138,8 +138,7 @@ class Schedules:
         again at once. Without ``accepts``, new tasks are currently refused, and the occurrences
         wait."""
         core, schedule_heap = self._core, self._schedule_heap
-        # A clock that was set back must not extend the wait.
-        schedule_heap.blocked_until_ms = min(schedule_heap.blocked_until_ms, now_ms + RETRY_MS)
+        schedule_heap.limit_waits(now_ms + RETRY_MS)  # they are longer after a clock was set back
         bytes_max = self._intake.inflight_bytes + FIRE_BYTES_MAX
         steps_left = FIRE_STEPS_MAX
         for _ in range(limit):
@@ -149,10 +148,13 @@ class Schedules:
             if entry is None:
                 return False
             room = min(core.room, FIRED_MAX)
-            if not accepts or room <= 0 or entry.row.schedule.topic in core.full_topics:
+            if not accepts or room <= 0:
                 schedule_heap.blocked_until_ms = now_ms + RETRY_MS
                 schedule_heap.arm(entry)
                 return False
+            if entry.row.schedule.topic in core.full_topics:
+                schedule_heap.retry(entry, now_ms + RETRY_MS)
+                continue
             table, enqueued = entry.table, core.open.effects.enqueued
             before = table.steps + len(enqueued) * TASK_STEPS
             self._decide(entry, now_ms, room)

@@ -604,6 +604,8 @@ class LoadedSchedule:
     """Whether the task of the previous run is being looked up in order to cancel it."""
     unfinished: bool = False
     """Whether the task of the newest run has not ended."""
+    retry_ms: int = 0
+    """The schedule is not checked before this time, because its topic was full."""
 
     @property
     def name(self) -> str:
@@ -614,9 +616,9 @@ class LoadedSchedule:
         """The time at which the schedule must be checked next; None if it waits for an event."""
         if self.row.paused or self.staged or self.cancelling:
             return None
-        if self.row.queued_ms is not None and not self.unfinished:
-            return self.row.queued_ms
-        return self.row.next_ms
+        is_queued = self.row.queued_ms is not None and not self.unfinished
+        next_ms = self.row.queued_ms if is_queued else self.row.next_ms
+        return None if next_ms is None else max(next_ms, self.retry_ms)
 
 
 class ScheduleHeap:
@@ -631,6 +633,8 @@ class ScheduleHeap:
         """Schedules whose unfinished task must be looked up and passed to ``Schedules.replace``."""
         self.blocked_until_ms = 0
         """No schedule fires before this moment, because new tasks were refused."""
+        self._retry_ms = 0
+        """The latest ``retry_ms`` of the schedules."""
         self.late_ms: list[int] = []
         """Lateness of fired occurrences in ms. The caller that records it replaces the list."""
 
@@ -639,6 +643,20 @@ class ScheduleHeap:
     def arm(self, entry: LoadedSchedule) -> None:
         """Update the heap after a schedule has changed."""
         self._due.set(entry.name, entry.next_check_ms)
+
+    def retry(self, entry: LoadedSchedule, at_ms: int) -> None:
+        """Check a schedule again at ``at_ms``, because its topic is full."""
+        entry.retry_ms = self._retry_ms = at_ms
+        self.arm(entry)
+
+    def limit_waits(self, until_ms: int) -> None:
+        """Let no schedule wait beyond ``until_ms`` because new tasks were refused."""
+        self.blocked_until_ms = min(self.blocked_until_ms, until_ms)
+        if self._retry_ms > until_ms:
+            self._retry_ms = until_ms
+            for entry in self.by_name.values():
+                if entry.retry_ms > until_ms:
+                    self.retry(entry, until_ms)
 
     def forget(self, entry: LoadedSchedule) -> None:
         """Forget a deleted schedule."""
