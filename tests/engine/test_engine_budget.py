@@ -142,7 +142,7 @@ def test_a_returned_task_keeps_its_priority() -> None:
     group = rig.group()
     assert set(group.loading.values()) <= {5, 9}
     rig.engine.delivery.reading.return_unread(group, list(group.loading))
-    levels = {len(level) for level in group.ready.levels()}
+    levels = {len(level) for level in group.ready.levels().values()}
     assert levels == {10, 30, 0}, "nothing plain"
 
 

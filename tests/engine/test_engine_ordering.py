@@ -17,6 +17,7 @@ from tickwheel.engine.queues import FEW_MAX, STALE_MIN, KeyPartitions, Order
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import Subscriber
 from tickwheel.model.lateness import Cause
+from tickwheel.model.policies import Coalescing
 from tickwheel.model.records import ORDER_ATTEMPTS, TaskOptions, size_of
 
 
@@ -218,6 +219,48 @@ def test_priority_decides_between_keys_but_not_within_one(rig: OrderRig) -> None
         order.append(got[0].id)
         rig.done(got[0])
     assert order == [other, low, high]
+
+
+@pytest.mark.parametrize("keys", [(None, None, None), ("a", "b", "c")])
+@pytest.mark.parametrize(("before", "after"), [(0, 9), (9, 0)])
+def test_a_ready_task_is_replaced_with_its_new_priority(
+    rig: OrderRig, keys: tuple[str | None, ...], before: int, after: int
+) -> None:
+    """Also where the old entry and the new one are looked at together, for several consumers."""
+    rig.create_group("t", "default")
+    others = [rig.put(key) for key in keys]
+    task_id = rig.enqueue(key="k", priority=before)
+    rig.fire()
+    assert rig.coalesce(Coalescing("replace"), 0, b"new", priority=after) == task_id
+    rig.commit()
+    rig.fire()
+    recount(rig)
+    rig.subscribe()
+    rig.subscribe()
+    got = [delivery.id for delivery in rig.tick()]
+    expected = [task_id, *others] if after else [*others, task_id]
+    assert got == expected if keys[0] is None else sorted(got) == sorted(expected)
+
+
+def test_a_priority_survives_a_clock_set_back(rig: OrderRig) -> None:
+    rig.create_group("t", "default")
+    low, high, gone = rig.put(None), rig.put(None, priority=9), rig.put(None, priority=9)
+    rig.fire()
+    rig.now_ms -= 1_000
+    subscriber = rig.subscribe(prefetch=1)
+    assert rig.ids() == []
+    subscriber.prefetch = 0
+    early = rig.put(None)
+    rig.fire()
+    rig.after(1_000).fire()
+    assert rig.cancel(gone) == "cancelled"
+    subscriber.prefetch = 1
+    rig.core.reconsider(subscriber)
+    order: list[int] = []
+    while got := rig.tick():
+        order.append(got[0].id)
+        rig.done(got[0])
+    assert order == [high, early, low]
 
 
 def test_a_failing_task_holds_only_its_key() -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from support.engine_recount import queued
 from tickwheel.engine import queues
 from tickwheel.engine.topics import Group, Topic
 
@@ -33,12 +34,10 @@ class Slow:
         self.next_id = 0
         self.leased: list[int] = []
         self.away: list[int] = []
-        """Withdrawn; they may come back."""
+        """Withdrawn; they may come back, with another priority."""
+        self.priority: dict[int, int] = {}
         self.were_ready = 0
         """When something was withdrawn: only then is looked whether too much is stale."""
-
-    def priority(self, task_id: int) -> int:
-        return task_id % 5 if task_id % 2 else 0
 
     def step(self, name: str) -> None:
         getattr(self, name)()
@@ -52,13 +51,14 @@ class Slow:
             else:
                 self.next_id += 1
                 task_id = self.next_id
-            self.group.ready.push(task_id, self.priority(task_id), self.now_ms)
+            self.priority[task_id] = self.rnd.choice((0, 0, 0, 1, 2, 3))
+            self.group.ready.push(task_id, self.priority[task_id], self.now_ms)
             self.since_ms[task_id] = self.now_ms
 
     def withdraw(self) -> None:
         count = min(len(self.since_ms), self.rnd.choice((1, 2, 15)))
         for task_id in self.rnd.sample(sorted(self.since_ms), count):
-            self.group.withdraw(task_id)
+            self.group.withdraw(task_id, self.priority[task_id])
             self.aside.discard(task_id)
             del self.since_ms[task_id]
             self.away.append(task_id)
@@ -66,12 +66,16 @@ class Slow:
 
     def _take(self) -> list[int]:
         """Take entries and return some of them to the queue."""
-        taken = self.group.ready.take(self.rnd.choice((1, 2, 5, 30)))
+        ready = self.group.ready
+        taken = ready.take(self.rnd.choice((1, 2, 5, 30)))
+        priorities = ready.priorities(len(taken))
+        assert priorities == [ready.priority_at(at) for at in range(len(taken))]
         index = self.rnd.randrange(len(taken) + 1)
-        priorities = [self.group.ready.priority_at(i) for i in range(len(taken))]
-        assert priorities == [self.priority(i) for i in taken]
-        self.group.ready.put_back(taken[index:])
-        return [i for i in taken[:index] if not self.group.ready.pop_stale(i)]
+        ready.put_back(taken[index:])
+        entries = list(zip(taken, priorities, strict=True))[:index]
+        fresh = [(i, priority) for i, priority in entries if not ready.pop_stale(i, priority)]
+        assert all(self.priority[i] == priority for i, priority in fresh), "the entry before"
+        return [i for i, _ in fresh]
 
     def lease(self) -> None:
         for task_id in self._take():
@@ -82,7 +86,7 @@ class Slow:
     def aside_(self) -> None:
         for task_id in self._take():
             assert task_id in self.since_ms and task_id not in self.aside
-            self.group.loading[task_id] = self.priority(task_id)
+            self.group.loading[task_id] = self.priority[task_id]
             self.aside.add(task_id)
 
     def load(self) -> None:
@@ -95,7 +99,7 @@ class Slow:
         """Released by its consumer: to the front."""
         if self.leased:
             task_id = self.leased.pop()
-            self.group.ready.push_front(task_id, self.priority(task_id))
+            self.group.ready.push_front(task_id, self.priority[task_id])
             self.since_ms[task_id] = self.now_ms
 
     def age(self) -> None:
@@ -109,7 +113,7 @@ class Slow:
         group = self.group
         assert group.ready_count == len(self.since_ms)
         assert set(group.loading) == self.aside
-        assert group.ready.stale_count == sum(group.ready.stale.values())
+        assert group.ready.stale_count == len(group.ready) - queued(group.ready).total()
         ready = max(len(self.since_ms), self.were_ready)
         assert len(group.ready) <= 2 * ready + queues.STALE_MIN + 1
 
@@ -120,7 +124,8 @@ class Slow:
             self.load()
         out: list[int] = []
         while ids := self.group.ready.take(7):
-            out += [i for i in ids if not self.group.ready.pop_stale(i)]
+            entries = zip(ids, self.group.ready.priorities(len(ids)), strict=True)
+            out += [i for i, priority in entries if not self.group.ready.pop_stale(i, priority)]
         assert sorted(out) == sorted(self.since_ms)
         assert (self.group.ready.stale, self.group.ready.stale_count) == ({}, 0)
 
@@ -160,6 +165,6 @@ def test_the_age_ignores_tasks_that_left() -> None:
     for task_id in range(100):
         group.ready.push(task_id, 0, 1_000 * task_id)
     for task_id in range(90):
-        group.withdraw(task_id)
+        group.withdraw(task_id, 0)
     since_ms = group.oldest_since_ms()
     assert since_ms is not None and 85_000 <= since_ms <= 90_000

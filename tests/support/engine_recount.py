@@ -34,18 +34,21 @@ def recounted(make: Callable[[], Rig]) -> Any:
     return rig
 
 
-def queued(ready: ReadyQueue) -> list[int]:
-    return [task_id for level in ready.levels() for task_id in level.peek(len(level))]
+def queued(ready: ReadyQueue) -> Counter[int]:
+    """Return the number of entries of each id that are not stale."""
+    entries = Counter[int]()
+    for priority, level in ready.levels().items():
+        own, stale = Counter(level.peek(len(level))), Counter(ready.stale.get(priority, {}))
+        assert stale <= own and all(stale.values()), "stale without an entry"
+        entries += own - stale
+    assert ready.stale.keys() <= ready.levels().keys() and all(ready.stale.values())
+    assert sum(sum(counts.values()) for counts in ready.stale.values()) == ready.stale_count
+    return entries
 
 
 def ready_ids(core: Core, group: Group) -> list[int]:
     """Return the ids in the ready queue or being loaded, with repeats."""
-    entries = Counter(queued(group.ready))
-    stale = group.ready.stale
-    assert all(entries[i] >= n > 0 for i, n in stale.items()), "stale without an entry"
-    assert sum(stale.values()) == group.ready.stale_count
-    entries.subtract(stale)
-    return [*entries.elements(), *group.loading, *awaiting_turn(core, group)]
+    return [*queued(group.ready).elements(), *group.loading, *awaiting_turn(core, group)]
 
 
 def awaiting_turn(core: Core, group: Group) -> list[int]:
@@ -64,10 +67,7 @@ def awaiting_turn(core: Core, group: Group) -> list[int]:
     for mark, queue in ordering.keys.order.queues.items():
         assert _is_first(core, group, mark, queue), "a head that nobody has had is overtaken"
     for share in ordering.shares.by_mark.values():
-        queue = share.queue or ReadyQueue()
-        entries = Counter(queued(queue))
-        assert all(entries[i] >= n > 0 for i, n in queue.stale.items()), "stale without an entry"
-        entries.subtract(queue.stale)
+        entries = queued(share.queue or ReadyQueue())
         assert share.waiting == entries.total()
         task_ids += entries.elements()
         flying = [item for item in group.flight.values() if item.traits.share is share]
@@ -282,6 +282,7 @@ def _group(
         assert task_id not in remembered, "two of them know what the newest delivery is"
     for task_id in group.waiting:
         assert group in rig.core.retrying[task_id]
+    assert group.withheld.keys() <= group.waiting.keys()
     for task_id, lease in group.flight.items():
         assert lease.live and lease.id == task_id and lease.group is group
     assert group.able.keys() <= group.subscribers.keys()

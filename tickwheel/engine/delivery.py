@@ -208,7 +208,7 @@ class Delivery:
                 self._core.ready_rows_to_read.setdefault(group, []).append(task_id)
             return 0
         del group.isolated[task_id]
-        priorities = {task_id: group.loading.pop(task_id)}
+        priorities = [group.loading.pop(task_id)]
         self.reading.begin(1)
         items, _ = self._leasing.hand_out_picked(
             group, subscriber, [task_id], priorities, is_alone=True
@@ -244,17 +244,17 @@ class Delivery:
         """Lease tasks from the ready queue to their preferred subscribers if some tasks need
         individual decisions. Return how many tasks were used."""
         resident, used = self._core.resident_rows, 0
-        priorities = group.ready.priorities(ids)
+        priorities = group.ready.priorities(len(ids))
         marks = [0 if (row := resident.get(i)) is None else mark_of(row) for i in ids]
         preferred, _ = ordering.preferences.preferred(marks)
         parts, _ = share_out(preferred, room)
         for subscriber, places in parts.items():
             group.able.move_to_end(subscriber)
-            some = [ids[at] for at in places]
+            some, levels = [ids[at] for at in places], [priorities[at] for at in places]
             if self._leasing.bytes_left <= 0 or not subscriber.is_subscribed:
-                _put_back(group, some, priorities)
+                _put_back(group, some, levels)
                 continue
-            _, back = self._leasing.hand_out_picked(group, subscriber, some, priorities)
+            _, back = self._leasing.hand_out_picked(group, subscriber, some, levels)
             used += len(some) - back
         self.reading.read_ahead(group)
         return used
@@ -305,8 +305,8 @@ class Leasing:
         """The times of this dispatch, and the bytes that it can still deliver."""
         self.out: list[Dispatch] = []
         """The frames of this dispatch."""
-        self._picked: dict[int, int] | None = None
-        """Id → priority of the tasks that are being leased; None if they were just taken from the
+        self._picked: Sequence[int] | None = None
+        """The priorities of the tasks that are being leased; None if they were just taken from the
         ready queue, which then knows their priorities."""
 
     def begin(self, now_ms: int, mono_ms: int) -> None:
@@ -319,7 +319,7 @@ class Leasing:
         group: Group,
         subscriber: Subscriber,
         ids: list[int],
-        priorities: dict[int, int],
+        priorities: Sequence[int],
         *,
         is_alone: bool = False,
     ) -> tuple[int, int]:
@@ -485,10 +485,11 @@ class Leasing:
     ) -> TaskRow | None:
         """Return the row of a task that can be leased now. Return None if the task has left, its
         row must be read, the filter excludes it, or it must be isolated."""
-        if group.ready.stale and group.ready.pop_stale(task_id):
+        stale = group.ready.stale
+        if stale and group.ready.pop_stale(task_id, self._priority_at(group, index)):
             return None
         if row is None:
-            self.reading.set_aside(group, task_id, self._priority_at(group, index, task_id))
+            self.reading.set_aside(group, task_id, self._priority_at(group, index))
             return None
         is_left_out = task_id <= group.unjudged_id and self._is_excluded(group, row)
         return None if is_left_out or self._waits_to_be_alone(group, task_id, index) else row
@@ -497,7 +498,7 @@ class Leasing:
         attempts = group.delivery_attempts.get(task_id)
         if attempts is None or self._is_alone or not self.isolation.is_last(attempts.past.deaths):
             return False
-        self.isolation.set_aside(group, task_id, self._priority_at(group, index, task_id))
+        self.isolation.set_aside(group, task_id, self._priority_at(group, index))
         return True
 
     def _is_excluded(self, group: Group, row: TaskRow) -> bool:
@@ -528,6 +529,7 @@ class Leasing:
         if must_wait:
             # The clock went back to before the due time, so the task waits as if for a retry.
             self._core.wait(group, row.id, row.due_ms)
+            group.withheld[row.id] = priority_of(row)
             if ordering is not None:
                 ordering.note_wait(row)
             return
@@ -539,12 +541,10 @@ class Leasing:
         if self._picked is None:
             group.ready.put_back(ids)
         else:
-            _put_back(group, ids, self._picked)
+            _put_back(group, ids, self._picked[-len(ids) :])
 
-    def _priority_at(self, group: Group, index: int, task_id: int) -> int:
-        if self._picked is None:
-            return group.ready.priority_at(index)
-        return self._picked[task_id]
+    def _priority_at(self, group: Group, index: int) -> int:
+        return group.ready.priority_at(index) if self._picked is None else self._picked[index]
 
 
 @dataclass(slots=True, eq=False)
@@ -710,12 +710,13 @@ class RowReading:
             return
         ids = group.ready.take(max(0, READ_AHEAD_TASKS - self._being_read(group)))
         for index, task_id in enumerate(ids):
-            if group.ready.stale and group.ready.pop_stale(task_id):
+            priority = group.ready.priority_at(index)
+            if group.ready.stale and group.ready.pop_stale(task_id, priority):
                 continue
             if task_id in self._core.resident_rows:
                 group.ready.put_back(ids[index:])
                 return
-            self.set_aside(group, task_id, group.ready.priority_at(index))
+            self.set_aside(group, task_id, priority)
 
     def process_rows(self, group: Group, ids: Iterable[int], rows: dict[int, TaskRow]) -> None:
         """Make tasks that were set aside ready again. ``rows`` contains the rows that were read.
@@ -910,9 +911,9 @@ def _next_able(group: Group) -> Subscriber | None:
     return subscriber if subscriber.credit > 0 else None  # else it is kept free
 
 
-def _put_back(group: Group, ids: Sequence[int], priorities: Mapping[int, int]) -> None:
-    for task_id in reversed(ids):
-        group.ready.push_front(task_id, priorities[task_id])
+def _put_back(group: Group, ids: Sequence[int], priorities: Sequence[int]) -> None:
+    for task_id, priority in zip(reversed(ids), reversed(priorities), strict=True):
+        group.ready.push_front(task_id, priority)
 
 
 def _is_expired(row: TaskRow, now_ms: int) -> bool:

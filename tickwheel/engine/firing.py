@@ -223,8 +223,8 @@ class Firing:
             return False
         del group.waiting[task_id]
         core.stop_waiting(group, task_id)
-        attempts = group.delivery_attempts.get(task_id)
-        priority = attempts.priority if attempts else 0
+        attempts, withheld = group.delivery_attempts.get(task_id), group.withheld.pop(task_id, 0)
+        priority = attempts.priority if attempts else withheld
         if group.is_ordered:
             core.orderings.by_group[group].retry(task_id, priority, now_ms)
         else:

@@ -367,7 +367,9 @@ class Closing:
         missing = self._core.missing
         held_ids = chain(group.flight, group.waiting, group.loading)
         ids = list(islice((i for i in held_ids if i not in missing), limit))
-        ready_ids = [i for i in group.ready.take(limit - len(ids)) if not group.ready.pop_stale(i)]
+        taken = group.ready.take(limit - len(ids))
+        entries = zip(taken, group.ready.priorities(len(taken)), strict=True)
+        ready_ids = [i for i, priority in entries if not group.ready.pop_stale(i, priority)]
         if group.is_ordered:
             ready_ids += self._core.orderings.by_group[group].take_some(
                 limit - len(ids) - len(ready_ids)

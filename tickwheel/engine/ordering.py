@@ -34,7 +34,16 @@ from itertools import compress, islice, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.engine.queues import NOBODY, Bucket, KeyPartitions, Order, Share, adjusted_bucket
-from tickwheel.engine.topics import PLAIN, WAITED, Group, Lease, Subscriber, Traits, traits_of
+from tickwheel.engine.topics import (
+    PLAIN,
+    WAITED,
+    Group,
+    Lease,
+    Subscriber,
+    Traits,
+    priority_of,
+    traits_of,
+)
 from tickwheel.model.lateness import LATE_MS, Cause, HoldIntervals
 from tickwheel.model.records import FAIR_BY_KEY, FAIR_BY_TAG, columns_of, is_absent, order_of
 
@@ -197,7 +206,7 @@ class FairShares:
         if self.unshared_max and not share.queue.holds(row.id):
             self.unshared_max -= 1
             return False
-        share.withdraw(row.id)
+        share.withdraw(row.id, priority_of(row))
         self._group.awaiting_turn -= 1
         self._prune(share)
         return True
@@ -991,7 +1000,7 @@ class Ordering:
         times = [queue.first()[0] for queue in queues]
         for share in islice(self.shares.by_mark.values(), AGES_EXAMINED_MAX):
             if share.queue is not None:
-                ages = (level.since_ms for level in share.queue.levels() if len(level))
+                ages = (level.since_ms for level in share.queue.levels().values() if len(level))
                 times += [since_ms for since_ms in ages if since_ms is not None]
         times += [kept.due_ms for kept in islice(self.pauses.kept_back.values(), AGES_EXAMINED_MAX)]
         return min(times, default=self.shares.now_ms)

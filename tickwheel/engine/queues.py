@@ -125,8 +125,8 @@ class ReadyQueue:
     """The ids of ready tasks. An id can have several entries. A task that leaves other than by
     ``take`` (cancel, reschedule, ack by an earlier receipt) is withdrawn: its entry stays and is
     *stale*. Stale entries are dropped before they outnumber the others. A task that has left and
-    returned has two entries. The first counts as the stale one, so that the task is delivered
-    once."""
+    returned has two entries. If both have the same priority, the first counts as the stale one, so
+    that the task is delivered once."""
 
     __slots__ = (
         "_by_priority",
@@ -152,8 +152,9 @@ class ReadyQueue:
         """(priority, count) of the ids taken last; empty if none had a priority."""
         self.last_taken_arrival_ms: int | None = None
         """The approximate arrival of the last entry of the level that became empty last."""
-        self.stale: dict[int, int] = {}
-        """Id → number of its first entries that are stale; ``stale_count`` is the sum."""
+        self.stale: dict[int, dict[int, int]] = {}
+        """Priority → id → number of its first entries that are stale; ``stale_count`` is the
+        sum."""
         self.stale_count = 0
 
     @property
@@ -161,23 +162,25 @@ class ReadyQueue:
         """Number of entries that are not stale."""
         return len(self) - self.stale_count
 
-    def withdraw(self, task_id: int) -> None:
-        """Make the first entry of a ready task stale."""
-        self.stale[task_id] = self.stale.get(task_id, 0) + 1
+    def withdraw(self, task_id: int, priority: int) -> None:
+        """Make the first entry of a ready task with this priority stale."""
+        stale = self.stale.setdefault(priority, {})
+        stale[task_id] = stale.get(task_id, 0) + 1
         self.stale_count += 1
         if self.stale_count > STALE_MIN and self.stale_count * 2 > len(self):
             self._drop_stale()
 
-    def pop_stale(self, task_id: int) -> bool:
+    def pop_stale(self, task_id: int, priority: int) -> bool:
         """Return whether this entry, which is being taken, is stale. If so, uncount it."""
-        left = self.stale.get(task_id)
-        if left is None:
+        stale = self.stale.get(priority, {})
+        left = stale.pop(task_id, 0)
+        if not left:
             return False
         self.stale_count -= 1
-        if left == 1:
-            del self.stale[task_id]
-        else:
-            self.stale[task_id] = left - 1
+        if left > 1:
+            stale[task_id] = left - 1
+        elif not stale:
+            del self.stale[priority]
         return True
 
     def push(self, task_id: int, priority: int, now_ms: int) -> None:
@@ -247,15 +250,10 @@ class ReadyQueue:
             index -= count
         return 0
 
-    def priorities(self, ids: Sequence[int]) -> dict[int, int]:
-        """Return id → priority for the ids taken last."""
-        by_id = dict.fromkeys(ids, 0)
-        at = 0
-        for priority, count in self._runs:
-            if priority:
-                by_id.update(dict.fromkeys(ids[at : at + count], priority))
-            at += count
-        return by_id
+    def priorities(self, count: int) -> list[int]:
+        """Return the priorities of the ``count`` ids taken last."""
+        runs = self._runs or [(0, count)]
+        return [priority for priority, length in runs for _ in range(length)]
 
     def put_back(self, ids: Sequence[int]) -> None:
         """Put the tail of the ids taken last back to the front of their levels."""
@@ -267,11 +265,14 @@ class ReadyQueue:
                 return
 
     def _drop_stale(self) -> None:
-        left, self.stale, self.stale_count = self.stale, {}, 0
-        for level in self.levels():
-            level.drop(left)
-        if left:
-            raise AssertionError(f"{len(left)} stale ids are not queued")
+        stale, self.stale, self.stale_count = self.stale, {}, 0
+        for priority, level in self.levels().items():
+            if left := stale.pop(priority, {}):
+                level.drop(left)
+            if left:
+                raise AssertionError(f"{len(left)} stale ids are not queued")
+        if stale:
+            raise AssertionError(f"stale ids are queued in none of the priorities {list(stale)}")
         for priority, level in list(self._by_priority.items()):
             if not len(level):
                 self._emptied(level)
@@ -285,25 +286,27 @@ class ReadyQueue:
                 (first,) = level.take(1)
                 own_level.arrive(first, now_ms)
                 own_level.extend(level)
-        for task_id, count in other.stale.items():
-            self.stale[task_id] = self.stale.get(task_id, 0) + count
+        for priority, counts in other.stale.items():
+            stale = self.stale.setdefault(priority, {})
+            for task_id, count in counts.items():
+                stale[task_id] = stale.get(task_id, 0) + count
         self.stale_count += other.stale_count
 
     def holds(self, task_id: int) -> bool:
         """Return whether the queue contains an entry of this id. This scans all entries."""
-        return any(task_id in level for level in self.levels())
+        return any(task_id in level for level in self.levels().values())
 
     def peek(self) -> int:
         """Return one of the first ids, or 0 if the queue is empty."""
-        for level in self.levels():
+        for level in self.levels().values():
             for task_id in level.peek(1):
                 return task_id
         return 0
 
-    def levels(self) -> list[PriorityLevel]:
-        """Return the levels by descending priority; the level without a priority is last."""
-        priorities = sorted(self._by_priority, reverse=True)
-        return [*(self._by_priority[priority] for priority in priorities), self._plain]
+    def levels(self) -> dict[int, PriorityLevel]:
+        """Return priority → level by descending priority; 0 is the level without a priority."""
+        levels = {p: self._by_priority[p] for p in sorted(self._by_priority, reverse=True)}
+        return levels | {0: self._plain}
 
     def __len__(self) -> int:
         if not self._by_priority:
@@ -734,10 +737,10 @@ class Share:
         else:
             self.queue.push(task_id, priority, now_ms)
 
-    def withdraw(self, task_id: int) -> None:
+    def withdraw(self, task_id: int, priority: int) -> None:
         """Remove a waiting task."""
         assert self.queue is not None
-        self.queue.withdraw(task_id)
+        self.queue.withdraw(task_id, priority)
         if not self.queue.count:
             self.queue = None
 
@@ -746,7 +749,7 @@ class Share:
         while (queue := self.queue) is not None:
             (task_id,) = queue.take(1)
             priority = queue.priority_at(0)
-            is_stale = queue.pop_stale(task_id)
+            is_stale = queue.pop_stale(task_id, priority)
             if not queue.count:
                 self.queue = None
             if not is_stale:

@@ -868,11 +868,12 @@ class Core:
             return
         at_ms = group.waiting.pop(task_id, None)
         if at_ms is not None:
+            group.withheld.pop(task_id, None)
             if at_ms != NEVER_MS:
                 self.wheel.cancel(task_id, at_ms)
             self.stop_waiting(group, task_id)
             return
-        group.withdraw(task_id)
+        group.withdraw(task_id, priority_of(row))
         if task_id in group.isolated:
             self.end_isolation(group, task_id)
         topic = group.topic

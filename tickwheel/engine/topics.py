@@ -77,6 +77,8 @@ class Group:
     isolation, and of tasks that wait for a replay or a commit."""
     waiting: dict[int, int] = field(default_factory=dict)
     """Id → time of the next attempt of a waiting task (wall ms)."""
+    withheld: dict[int, int] = field(default_factory=dict)
+    """Id → priority of tasks of ``waiting`` that were ready until the clock was set back."""
     delivery_attempts: dict[int, DeliveryAttempts] = field(default_factory=dict)
     numbers: dict[int, int] = field(default_factory=dict)
     """Id → attempt of the newest delivery, if it is recorded nowhere else. Only ``Core`` changes
@@ -157,8 +159,12 @@ class Group:
         if not self.ready_count:
             return None
         times_ms: list[int] = []
-        for level in self.ready.levels():
-            while self.ready.stale and (head := level.peek(1)) and self.ready.pop_stale(head[0]):
+        for priority, level in self.ready.levels().items():
+            while (
+                self.ready.stale
+                and (head := level.peek(1))
+                and self.ready.pop_stale(head[0], priority)
+            ):
                 level.take(1)
             if level.since_ms is not None and (len(level) or self.loading):
                 times_ms.append(level.since_ms)
@@ -180,10 +186,10 @@ class Group:
     def ready_count(self) -> int:
         return self.ready.count + len(self.loading) + self.awaiting_turn
 
-    def withdraw(self, task_id: int) -> None:
+    def withdraw(self, task_id: int, priority: int) -> None:
         """Remove a ready task."""
         if self.loading.pop(task_id, None) is None:
-            self.ready.withdraw(task_id)
+            self.ready.withdraw(task_id, priority)
 
 
 @dataclass(slots=True)
