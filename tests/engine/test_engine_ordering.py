@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from support.engine_recount import recount, recounted
 from support.engine_rig import CONFIG, Got, Rig
 from tickwheel.engine import queues
-from tickwheel.engine.queues import FEW_MAX, STALE_MIN, KeyPartitions, Order
+from tickwheel.engine.queues import (
+    FEW_MAX,
+    STALE_MIN,
+    KeyPartitions,
+    Order,
+    PriorityLevel,
+    ReadyQueue,
+)
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import Subscriber
 from tickwheel.model.lateness import Cause
@@ -1047,6 +1054,35 @@ def test_many_that_wait_for_their_share_can_leave() -> None:
     (got,) = rig.tick()
     rig.done(got)
     assert rig.ids() == [ids[-1]]
+
+
+def test_tasks_that_leave_after_a_changed_fair_by_cost_one_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some were ready before, and others wait for a place of their value."""
+    rig = OrderRig()
+    rig.create_group("t", "default")
+    early = [rig.put(None, tenant="a") for _ in range(4)]
+    rig.fire()
+    rig.configure("t", "default", fair_by="tenant", limit_each=1)
+    called, *late = [rig.put(None, tenant="a") for _ in range(4)]
+    rig.fire()
+    looks, levels = 0, ReadyQueue.levels
+
+    def look(queue: ReadyQueue) -> dict[int, PriorityLevel]:
+        nonlocal looks
+        looks += 1
+        return levels(queue)
+
+    monkeypatch.setattr(ReadyQueue, "levels", look)
+    for task_id in (late[0], early[1], late[2], early[2]):
+        assert rig.cancel(task_id) == "cancelled"
+    assert looks <= 2
+    rig.subscribe()
+    assert rig.ids() == [early[0], early[3], called]
+    assert rig.core.orderings.by_group[rig.group()].shares.unshared == set(), "none is ready"
+    rig.engine.sweep(*rig.now)
+    recount(rig)
 
 
 @pytest.mark.parametrize("then", ["cancel", "nack", "lapse", "move"])

@@ -69,6 +69,7 @@ def awaiting_turn(core: Core, group: Group) -> list[int]:
     for share in ordering.shares.by_mark.values():
         entries = queued(share.queue or ReadyQueue())
         assert share.waiting == entries.total()
+        assert entries.keys().isdisjoint(ordering.shares.unshared or ()), "ready, and waiting"
         task_ids += entries.elements()
         flying = [item for item in group.flight.values() if item.traits.share is share]
         assert share.in_flight == len(flying), "in flight of a value"

@@ -30,7 +30,7 @@ Invariants:
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from itertools import compress, islice, repeat
+from itertools import chain, compress, islice, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.engine.queues import NOBODY, Bucket, KeyPartitions, Order, Share, adjusted_bucket
@@ -114,9 +114,9 @@ class FairShares:
         """Mark → share of each value that has tasks or a rate."""
         self.called: dict[int, Share] = {}
         """Id → share of each task in the ready queue that has a share."""
-        self.unshared_max = 0
-        """Upper bound on the number of ready tasks that have no share because they entered the
-        ready queue before ``fair_by`` was set."""
+        self.unshared: set[int] | None = None
+        """Ids of the ready tasks that have no share, perhaps because they entered the ready queue
+        before ``fair_by`` was set. ``withdraw`` builds the set when it first needs it."""
         self._heap: list[tuple[int, int]] = []
         """(steady ms, mark) of shares that wait for a token."""
         self.waited_ids: set[int] = set()
@@ -132,17 +132,17 @@ class FairShares:
     @property
     def may_apply(self) -> bool:
         """Whether a ready task might have a share."""
-        return bool(
-            self.called or self.unshared_max or self._group.settings.shares.fair_by is not None
-        )
+        return bool(self.called) or self._group.settings.shares.fair_by is not None
 
     # --- a task arrives ----------------------------------------------------------------------
 
     def call(self, task_id: int, mark: int, priority: int, *, front: bool) -> None:
         """Make a task ready if its value has a place; otherwise let it wait for one. The task must
         have no order key or be the holder of its key."""
-        group = self._group
+        group, unshared = self._group, self.unshared
         if mark:
+            if unshared:
+                unshared.discard(task_id)
             share = self._share(mark)
             if not self._has_place(share) or (share.queue is not None and not front):
                 share.put(task_id, priority, self.now_ms, front=front)
@@ -150,8 +150,8 @@ class FairShares:
                 return
             share.called += 1
             self.called[task_id] = share
-        elif group.settings.shares.fair_by is not None:
-            self.unshared_max += 1
+        elif unshared is not None:
+            unshared.add(task_id)
         if front:
             group.ready.push_front(task_id, priority)
         else:
@@ -168,7 +168,7 @@ class FairShares:
 
     def leave_ready(self, task_id: int, mono_ms: int) -> Share | None:
         """Count a task that goes from the ready queue into flight. Return its share, or None if it
-        has none. The call can be skipped while ``called`` is empty and ``unshared_max`` is 0."""
+        has none. The call can be skipped while ``called`` and ``unshared`` are empty."""
         self._mono_ms = max(self._mono_ms, mono_ms)
         share = self.called.pop(task_id, None)
         if share is not None:
@@ -178,8 +178,8 @@ class FairShares:
                 share.bucket.left(mono_ms)
                 share.bucket.take(1)
             self._admit(share)
-        elif self.unshared_max:
-            self.unshared_max -= 1
+        elif self.unshared:
+            self.unshared.discard(task_id)
         return share
 
     def uncall(self, task_id: int) -> bool:
@@ -194,22 +194,35 @@ class FairShares:
     def drop_undelivered(self, task_id: int) -> None:
         """Uncount a task that was taken from the ready queue but is not delivered."""
         self.waited_ids.discard(task_id)
-        if not self.uncall(task_id) and self.unshared_max:
-            self.unshared_max -= 1
+        if not self.uncall(task_id) and self.unshared:
+            self.unshared.discard(task_id)
 
     def withdraw(self, row: TaskRow) -> bool:
         """Remove a task that is not called. Return whether it was waiting for a place of its value,
         and so was not in the ready queue."""
         share = self.by_mark.get(self.mark_of(row))
-        if share is None or share.queue is None or row.id in self._group.loading:
-            return False
-        if self.unshared_max and not share.queue.holds(row.id):
-            self.unshared_max -= 1
+        if (
+            share is None
+            or share.queue is None
+            or row.id in self._group.loading
+            or row.id in self._find_unshared()
+        ):
+            if self.unshared:
+                self.unshared.discard(row.id)
             return False
         share.withdraw(row.id, priority_of(row))
         self._group.awaiting_turn -= 1
         self._prune(share)
         return True
+
+    def _find_unshared(self) -> set[int]:
+        """Return ``unshared``, after building it if needed."""
+        if self.unshared is None:
+            ready = self._group.ready
+            ready.drop_stale()
+            ids = chain.from_iterable(level.peek(len(level)) for level in ready.levels().values())
+            self.unshared = {*ids, *self._group.loading} - self.called.keys()
+        return self.unshared
 
     def leases_ended(self, leases: Collection[Lease]) -> None:
         """Free the places of ended leases."""
@@ -305,6 +318,8 @@ class FairShares:
 
     def sweep(self) -> None:
         """Forget values that have no tasks and full buckets. Call this periodically."""
+        if not self.unshared:
+            self.unshared = None  # an emptied set can still take much memory
         for share in list(self.by_mark.values()):
             self._prune(share)
 
@@ -332,7 +347,7 @@ class FairShares:
                 group.ready.absorb(share.queue, self.now_ms)
                 share.queue = None
         self.by_mark, self.called = {}, {}
-        self.unshared_max = len(group.ready) + len(group.loading)
+        self.unshared = None
 
 
 class KeyHolders:
@@ -857,7 +872,7 @@ class Ordering:
                 return None
             self.preferences.remember((mark,), subscriber)
         share = None
-        if shares.called or shares.unshared_max:
+        if shares.called or shares.unshared:
             share = shares.leave_ready(row.id, mono_ms)
         waited = row.id in shares.waited_ids
         if waited:

@@ -168,7 +168,7 @@ class ReadyQueue:
         stale[task_id] = stale.get(task_id, 0) + 1
         self.stale_count += 1
         if self.stale_count > STALE_MIN and self.stale_count * 2 > len(self):
-            self._drop_stale()
+            self.drop_stale()
 
     def pop_stale(self, task_id: int, priority: int) -> bool:
         """Return whether this entry, which is being taken, is stale. If so, uncount it."""
@@ -264,7 +264,8 @@ class ReadyQueue:
             if not ids:
                 return
 
-    def _drop_stale(self) -> None:
+    def drop_stale(self) -> None:
+        """Remove all stale entries. This scans all entries."""
         stale, self.stale, self.stale_count = self.stale, {}, 0
         for priority, level in self.levels().items():
             if left := stale.pop(priority, {}):
@@ -291,10 +292,6 @@ class ReadyQueue:
             for task_id, count in counts.items():
                 stale[task_id] = stale.get(task_id, 0) + count
         self.stale_count += other.stale_count
-
-    def holds(self, task_id: int) -> bool:
-        """Return whether the queue contains an entry of this id. This scans all entries."""
-        return any(task_id in level for level in self.levels().values())
 
     def peek(self) -> int:
         """Return one of the first ids, or 0 if the queue is empty."""

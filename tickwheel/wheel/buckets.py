@@ -290,9 +290,6 @@ class IdQueue:
     def __len__(self) -> int:
         return len(self._ids) - self._head
 
-    def __contains__(self, task_id: object) -> bool:
-        return task_id in self._ids[self._head :]
-
     def push(self, task_id: int) -> None:
         self._ids.append(task_id)
 
