@@ -226,13 +226,21 @@ class CoalescingMachine(RuleBasedStateMachine):
                     for n, (task, by) in enumerate(zip(tasks, asked, strict=True))
                     if by is not None and by.action == "replace"
                 }
+                next_ms = {k.row.id: self.next_ms(k) for k in before.values() if k is not None}
                 answer = rig.engine.coalescer.decide(request, self.view(wanted.ids), now_ms)
                 if answer is not None:
-                    self.judge(tasks, asked, before, staged, had, answer)
+                    self.judge(tasks, asked, before, staged, next_ms, had, answer)
                     self.judge_rest(tasks, asked, rest, answer)
                     return
             self.commit()
         raise AssertionError("it waits for ever")
+
+    def next_ms(self, known: TaskSnapshot) -> int:
+        """When the task comes next, as a lookup shows it."""
+        rig = self.rig
+        views = rig.engine.control.view(known, rig.now_ms - rig.mono_ms).values()
+        times = [view.at_ms for view in views if view.state in ("ready", "waiting")]
+        return min(times, default=known.row.due_ms)
 
     def view(self, asked: Any) -> Any:
         allowed = set(asked)
@@ -254,6 +262,7 @@ class CoalescingMachine(RuleBasedStateMachine):
         asked: list[Coalescing | None],
         before: dict[int, TaskSnapshot | None],
         staged: dict[tuple[str, str], int],
+        next_ms: dict[int, int],
         had: dict[int, bool],
         answer: Answer,
     ) -> None:
@@ -265,8 +274,6 @@ class CoalescingMachine(RuleBasedStateMachine):
         """(index, whose id it should be answered with)"""
         instead: dict[int, int] = {}
         """Tasks that were cancelled for a new one."""
-        loose: set[int] = set()
-        """Those whose due time rests on that of a retry, which the model does not know."""
         for n, (task, by) in enumerate(zip(tasks, asked, strict=True)):
             named = task[0], str(task[3] and task[3].key)
             number, task_id, due_ms = answer.merged[n]
@@ -291,33 +298,31 @@ class CoalescingMachine(RuleBasedStateMachine):
                 texts.append((n, hit))
             else:
                 assert what is Merging.REPLACED, (what, by)
-                body, former_ms = states[hit]
+                body, due_ms = states[hit]
+                former_ms = next_ms.get(hit, due_ms)
                 if had.get(hit) and by.replaces != "due" and hit not in own.values():
                     assert task_id != hit and task_id in rows
                     states.pop(hit)
                     self.note(hit, None, accepted=True)
                     own[named] = instead[hit] = task_id
-                    states[task_id] = task[2], due_ms
-                    loose.add(task_id)
-                    assert due_ms >= now_ms
+                    former_ms = max(now_ms, former_ms)
+                    states[task_id] = task[2], chosen_ms(former_ms, task[1], by, now_ms, now_ms)
                     continue
                 texts.append((n, hit))
-                if had.get(hit) and hit not in own.values():
-                    loose.add(hit)
-                    continue
                 first_ms = now_ms if hit in own.values() else id_time_ms(hit)
-                states[hit] = (
-                    body if by.replaces == "due" else task[2],
-                    chosen_ms(former_ms, task[1], by, first_ms, now_ms),
-                )
+                next_ms[hit] = chosen_ms(former_ms, task[1], by, first_ms, now_ms)
+                states[hit] = body if by.replaces == "due" else task[2], next_ms[hit]
         for n, task_id in texts:
             assert answer.merged[n][1] == instead.get(task_id, task_id), "whose id it is"
         for _, task_id, due_ms in answer.merged:
             if task_id not in states:
                 continue
-            if task_id not in loose and task_id not in staged.values():
+            if task_id not in staged.values():
                 assert due_ms == states[task_id][1], "the due time as it is after the request"
-            self.note(task_id, states[task_id], accepted=accepted, request=self.request)
+            state = states[task_id]
+            if had.get(task_id) and (known := self.rig.find(task_id)):
+                state = state[0], known.row.due_ms  # attempts keep it
+            self.note(task_id, state, accepted=accepted, request=self.request)
         self.answers[self.request] = answer.merged, False
         self.log_request(accepted)
 

@@ -695,7 +695,7 @@ class Coalescer:
             plan.replacements[row.id] = new
             return new
         if old is None:
-            old = plan.old[row.id] = _Old(snapshot, row.due_ms)
+            old = plan.old[row.id] = _Old(snapshot, self._control.next_ms(snapshot))
         old.due_ms = _chosen_ms(old.due_ms, task[1], rule, id_time_ms(row.id), now_ms)
         if rule.replaces != DUE:
             old.task = task

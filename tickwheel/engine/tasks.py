@@ -301,11 +301,12 @@ class Control:
         return all(lease is not None and lease.past.replaced_by for lease in leases)
 
     def next_ms(self, snapshot: TaskSnapshot) -> int:
-        """Return the earliest next attempt (wall ms) of a task that is not in flight."""
-        task_id = snapshot.row.id
-        waits_ms = (group.waiting.get(task_id) for group in self._ownership.groups_of(snapshot))
-        times = (at_ms for at_ms in waits_ms if at_ms is not None and at_ms != NEVER_MS)
-        return min(times, default=snapshot.row.due_ms)
+        """Return the earliest next attempt (wall ms) of a task that is not in flight, which is its
+        due time if it is ready in a group."""
+        task_id, due_ms = snapshot.row.id, snapshot.row.due_ms
+        groups = self._ownership.groups_of(snapshot)
+        times = (group.waiting.get(task_id, due_ms) for group in groups)
+        return min((at_ms for at_ms in times if at_ms != NEVER_MS), default=due_ms)
 
     def _unplace(self, snapshot: TaskSnapshot, state: State) -> None:
         """Remove a task that has no attempts from the wheel or its groups."""

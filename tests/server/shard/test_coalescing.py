@@ -195,12 +195,27 @@ async def test_a_delivered_task_is_replaced_under_a_new_id(daemon: InProcess, pe
     assert [(d[0], d[1], d[3]) for d in await pull(daemon, peer)] == [(second, 1, b"new")]
 
 
-async def test_replacing_only_the_due_time_keeps_the_id(daemon: InProcess, peer: Peer) -> None:
+@pytest.mark.parametrize(
+    ("due", "delay_ms", "after_ms"),
+    [
+        ("new", 1_000, 1_000),
+        ("later", 1_000, 5_000),
+        ("later", 9_000, 9_000),
+        ("earlier", 1_000, 1_000),
+        ("earlier", 9_000, 5_000),
+    ],
+)
+async def test_replacing_only_the_due_time_moves_the_next_attempt(
+    daemon: InProcess, peer: Peer, due: str, delay_ms: int, after_ms: int
+) -> None:
     _, first = await one(daemon, peer, None, 0, b"old")
     (delivery,) = await pull(daemon, peer)
     await settle_one(daemon, peer, T.NACK, delivery, 5_000, "no")
-    assert await one(daemon, peer, replace(replaces="due"), 1_000) == ("replaced", first)
-    daemon.pass_time(1_000)
+    rule = replace(replaces="due", due=due)
+    assert await one(daemon, peer, rule, delay_ms) == ("replaced", first)
+    daemon.pass_time(after_ms - 1)
+    assert await pull(daemon, peer) == []
+    daemon.pass_time(1)
     assert [(d[0], d[1], d[3]) for d in await pull(daemon, peer)] == [(first, 2, b"old")]
 
 
