@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine.test_engine_ordering import OrderRig
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, LEASE_MS, Got, Rig
 from tickwheel.engine.tasks import GroupView
@@ -178,12 +179,14 @@ def test_a_cancel_takes_the_dead_letter_of_another_group_with_it(rig: Rig) -> No
     assert rig.rows.is_empty()
 
 
-def test_a_cancel_makes_room_in_a_full_backlog() -> None:
-    rig = Rig(replace(CONFIG, backlog_max=2))
-    first, _ = rig.store(count=2)
+@pytest.mark.parametrize("order_key", [None, "o"])
+def test_a_cancel_makes_room_in_a_full_backlog(order_key: str | None) -> None:
+    rig = OrderRig(replace(CONFIG, backlog_max=2))
+    rig.put(order_key)
+    second = rig.put(order_key)
     rig.fire()
     assert "t" in rig.core.full_topics
-    rig.cancel(first)
+    rig.cancel(second)
     assert "t" not in rig.core.full_topics
     rig.enqueue()
     rig.fire()

@@ -862,20 +862,19 @@ class Core:
         task_id = row.id
         group.delivery_attempts.pop(task_id, None)
         self.lifetimes.end(row)
-        if group.is_ordered and self.orderings.by_group[group].leave(
+        has_left = group.is_ordered and self.orderings.by_group[group].leave(
             row, stays_holder=stays_holder
-        ):
-            return
-        at_ms = group.waiting.pop(task_id, None)
+        )
+        at_ms = None if has_left else group.waiting.pop(task_id, None)
         if at_ms is not None:
             group.withheld.pop(task_id, None)
             if at_ms != NEVER_MS:
                 self.wheel.cancel(task_id, at_ms)
             self.stop_waiting(group, task_id)
-            return
-        group.withdraw(task_id, priority_of(row))
-        if task_id in group.isolated:
-            self.end_isolation(group, task_id)
+        elif not has_left:
+            group.withdraw(task_id, priority_of(row))
+            if task_id in group.isolated:
+                self.end_isolation(group, task_id)
         topic = group.topic
         if topic.default_backlog is group and group.ready_count < self.config.backlog_max:
             self.full_topics.pop(topic.name, None)
