@@ -232,6 +232,20 @@ def test_the_number_of_a_task_that_ended_is_forgotten(rig: OrderRig) -> None:
     assert not rig.group().numbers and not rig.core.numbered
 
 
+def test_numbers_are_kept_by_topic(rig: OrderRig) -> None:
+    for topic in ("t", "u"):
+        rig.subscribe(topic)
+        rig.enqueue(topic)
+    mine, other = rig.tick()
+    rig.release(mine)
+    rig.release(other)
+    assert rig.core.numbered.keys() == {"t", "u"}
+    assert rig.cancel(mine.id) == "cancelled"
+    assert rig.core.numbered == {"u": {other.group: None}}
+    rig.delete_group("u", "default")
+    assert not rig.core.numbered
+
+
 def test_failures_and_not_deliveries_use_up_the_retries(rig: OrderRig) -> None:
     rig.subscribe()
     rig.put(None)

@@ -276,7 +276,8 @@ def _group(
         assert (task_id, group.name) not in places, f"{task_id} is dead and alive"
     for task_id in group.delivery_attempts:
         assert places.get((task_id, group.name)) in ("ready", "waiting"), "tries without a task"
-    assert not group.numbers or group in rig.core.numbered, "its numbers are never forgotten"
+    numbered = rig.core.numbered.get(group.topic.name, {})
+    assert not group.numbers or group in numbered, "its numbers are never forgotten"
     for task_id in group.numbers:
         assert task_id in known, "the number of a task that has ended"
         remembered = (*group.delivery_attempts, *group.flight)

@@ -430,7 +430,7 @@ class Closing:
         core.open.effects.drop(GROUP, (topic.name, group.name))
         core.leased.pop(group, None)
         core.runnable.pop(group, None)
-        core.numbered.pop(group, None)
+        core.forget_numbered(group)
         core.stop_keeping_free(group)
         core.orderings.forget(group)
         if not topic.groups:

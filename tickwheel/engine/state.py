@@ -483,8 +483,9 @@ class Core:
         """All idle topics, and some that might be idle; see ``Grouping.forget_idle``."""
         self.resident_rows: dict[int, TaskRow] = {}
         """Id → row of tasks that are ready or will soon be due, if it is in memory."""
-        # ``numbered``: groups that might have ``numbers``.
-        self.owed, self.numbered = dict[int, PendingGroups](), dict[Group, None]()
+        self.owed = dict[int, PendingGroups]()
+        self.numbered: dict[str, dict[Group, None]] = {}
+        """Topic → its groups that might have ``numbers``."""
         self.retrying: dict[int, list[Group]] = {}
         """Id → groups in which the task waits for a retry."""
         self.firing: dict[int, int] = {}
@@ -706,7 +707,7 @@ class Core:
         self.drop(task_id)
         self.owed.pop(task_id, None)
         self.schedule_heap.ended((task_id,))
-        if self.numbered:
+        if topic in self.numbered:
             self._forget_numbers(topic, (task_id,))
 
     def end_unowed(self, row: TaskRow) -> None:
@@ -727,7 +728,7 @@ class Core:
             ended[task_id] = outcome
             outcomes.add(task_id, outcome)
         self.schedule_heap.ended(ids)
-        if self.numbered:
+        if topic in self.numbered:
             self._forget_numbers(topic, ids)
 
     def is_scheduled(self, row: TaskRow) -> bool:
@@ -921,7 +922,7 @@ class Core:
         not be reused. It is not stored, because a restart has a new epoch."""
         if attempt:
             group.numbers[task_id] = attempt
-            self.numbered[group] = None
+            self.numbered.setdefault(group.topic.name, {})[group] = None
 
     def take_number(self, group: Group, task_id: int) -> int:
         """Remove and return the newest number of the task's forgotten deliveries, or return 0."""
@@ -929,11 +930,18 @@ class Core:
 
     def _forget_numbers(self, topic: str, ended: Collection[int]) -> None:
         """Forget the delivery numbers of tasks of a topic that have ended."""
-        for group in [group for group in self.numbered if group.topic.name == topic]:
+        for group in list(self.numbered[topic]):
             for task_id in group.numbers.keys() & ended:
                 del group.numbers[task_id]
             if not group.numbers:
-                del self.numbered[group]
+                self.forget_numbered(group)
+
+    def forget_numbered(self, group: Group) -> None:
+        """Record that the group has no ``numbers`` or is gone."""
+        groups = self.numbered.get(group.topic.name, {})
+        groups.pop(group, None)
+        if not groups:
+            self.numbered.pop(group.topic.name, None)
 
     def next_delivery(self, group: Group, task_id: int) -> tuple[int, Past]:
         """Remove from the group and return (attempt, past) for the next delivery."""

@@ -413,8 +413,8 @@ class Control:
     def was_delivered(self, snapshot: TaskSnapshot) -> bool:
         """Return whether this start has delivered the task, or a record says that an earlier one
         has. Deliveries that were returned unstarted or reset by an operator count."""
-        holders = self._core.topic(snapshot.row.topic).holders
-        return self.has_history(snapshot) or any(snapshot.row.id in g.numbers for g in holders)
+        groups = self._core.numbered.get(snapshot.row.topic, ())
+        return self.has_history(snapshot) or any(snapshot.row.id in g.numbers for g in groups)
 
     def _take_out_everywhere(self, snapshot: TaskSnapshot) -> None:
         for group in self._ownership.groups_of(snapshot):
