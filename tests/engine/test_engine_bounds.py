@@ -13,6 +13,7 @@ from support.encodings import ENCODING, LONGEST
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, Rig
 from support.traces import TRACE
+from tickwheel.engine import firing
 from tickwheel.engine.firing import Broadcaster
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES, Dispatch, Item, Subscriber
@@ -295,6 +296,28 @@ def test_the_slowest_broadcast_is_ended_at_the_byte_limit() -> None:
     assert not slower.is_subscribed and slow.is_subscribed and fast.is_subscribed
     assert [got.subscriber for got in rig.tick()] == [fast]
     recount(rig)
+
+
+@pytest.mark.parametrize("kind", ["groups", "broadcasts"])
+def test_receivers_of_due_tasks_per_step_are_limited(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(firing, "STEPS_PER_TICK", 10)
+    for n in range(5):
+        if kind == "groups":
+            rig.subscribe(group=f"g{n}")
+        else:
+            broadcaster = Broadcaster(None, rig.core.topic("t"), 100)
+            rig.engine.subscriptions.subscribe(broadcaster)
+    ids = rig.store(delay_ms=1, count=7)
+    rig.pass_time(1)
+    left: list[int] = []
+    while rig.engine.firing.fire(rig.now_ms, 1_000):
+        left.append(rig.core.scheduled)
+        recount(rig)
+    assert left == [5, 3, 1] and rig.core.scheduled == 0
+    got = rig.tick()
+    assert [delivery.id for delivery in got] == ids * 5
 
 
 # --- topics --------------------------------------------------------------------------------------

@@ -61,10 +61,11 @@ class Firing:
         """Pass up to ``limit`` due tasks to their groups. Return whether to repeat this at once."""
         core = self._core
         core.steps_left = STEPS_PER_TICK
-        has_delayed = bool(core.orderings.delayed) and self._catch_up(now_ms)
+        if core.orderings.delayed and self._catch_up(now_ms):
+            return True  # each tick sorts the delayed tasks, so there should not be more
         room = core.config.loading_max + core.uncounted_missing - len(core.firing)
         if room <= 0:
-            return has_delayed
+            return False
         ids, dues, has_more = core.wheel.advance(now_ms, min(limit, room))
         resident, retrying = core.resident_rows, core.retrying
         firing = core.firing
@@ -93,7 +94,7 @@ class Firing:
         if upcoming and core.has_room:
             not_resident = filterfalse(resident.__contains__, upcoming)
             core.rows_to_read += [task_id for task_id in not_resident if task_id not in retrying]
-        return has_more or has_delayed or core.steps_left <= 0
+        return has_more or core.steps_left <= 0
 
     def process_rows(self, requested: Iterable[int], rows: dict[int, TaskRow], now_ms: int) -> None:
         """Process the rows of ``Core.rows_to_read``. A due task waits until its row is found."""
@@ -127,7 +128,7 @@ class Firing:
 
     def _catch_up(self, now_ms: int) -> bool:
         """Process delayed tasks in order. A task with an order key waits until the rows of all
-        earlier tasks have been read. Return whether filters ran out of steps."""
+        earlier tasks have been read. Return whether no steps are left."""
         core = self._core
         firing, delayed, missing = core.firing, core.orderings.delayed, core.missing
         for task_id in [i for i, row in delayed.items() if firing.get(i) != row.due_ms]:
@@ -426,6 +427,7 @@ class Broadcasts:
         if topic.settings.paused:
             return
         config = self._core.config
+        self._core.steps_left -= len(topic.broadcasters)
         size_bytes = task_bytes(row) + ROW_OVERHEAD_BYTES
         for broadcaster in list(topic.broadcasters):
             assert isinstance(broadcaster, Broadcaster)

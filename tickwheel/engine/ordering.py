@@ -1035,7 +1035,7 @@ class Orderings:
         """The ``Ordering`` of each group that is ``is_ordered``."""
         self.delayed: dict[int, TaskRow] = {}
         """Rows of tasks in ``Core.firing`` that wait: tasks with order keys while rows of earlier
-        tasks are being read, any task while filters have no steps left."""
+        tasks are being read, any task while no steps are left."""
         self.to_advance: dict[Group, list[int]] = {}
         """Group whose replay is over → keys that must still advance."""
         self.next_tokens: dict[Group, int] = {}

@@ -336,6 +336,7 @@ class Ownership:
         """Return the groups of ``live`` that get a fired task of a topic with several groups or
         filters. If no group gets it, end the task."""
         core = self._core
+        core.steps_left -= len(live)
         order, due_ms = row.id if row.options is None else order_of(row), row.due_ms
         groups = live
         if len(live) > 1:

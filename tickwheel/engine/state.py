@@ -441,7 +441,8 @@ class Core:
     """Bytes of at-most-once deliveries that wait for their commit."""
     group_count = 0
     steps_left = STEPS_PER_TICK
-    """Number of steps that filters can still take in this tick of the shard."""
+    """Number of steps left in this tick of the shard. A due task that several groups or broadcasts
+    get takes a step for each of them and the steps of their filters."""
     bulk_running = 0
     filters_length = 0
     """Characters of the filters of all groups."""

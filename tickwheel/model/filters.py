@@ -166,7 +166,8 @@ def _check_length(field: str, text: str) -> None:
 
 
 STEPS_PER_TICK = 65_536
-"""Maximum filter steps (``conditions.steps_of``) in one tick of the shard: about 10 ms."""
+"""Maximum filter steps (``conditions.steps_of``) in one tick of the shard: about 10 ms.
+Giving a due task to one of several groups, or to a broadcast, is a step of up to 1 µs."""
 
 TOPIC_STEPS_MAX = 65_536
 """Maximum number of steps for all filters of a topic's groups and broadcasts, per task."""
