@@ -54,6 +54,14 @@ def shown_url(url: str) -> str:
     return f"{base}?{'&'.join(shown_pairs)}"
 
 
+def hosts_of(url: str) -> list[tuple[str, int | None]]:
+    """Return the (host, port) pairs of a URL. Only the URL of a broker can have several. Raise
+    ValueError if one is not valid."""
+    scheme, netloc = urlsplit(url)[:2]
+    authorities = [netloc] if scheme in ("http", "https") else netloc.split(",")
+    return [(p.hostname or "", p.port) for p in (urlsplit(f"//{text}") for text in authorities)]
+
+
 class Url(FieldKind):
     """The address of a target, without credentials. A broker's address can name a user."""
 
@@ -70,7 +78,7 @@ class Url(FieldKind):
             raise BadRequest(f"{field} must be {expected} without spaces or a fragment")
         try:
             parts = urlsplit(text)
-            port = parts.port
+            ports = [port for _, port in hosts_of(text)]
         except ValueError:
             raise BadRequest(f"{field} must be {expected}; its host or port is not valid") from None
         user, at, _ = parts.netloc.rpartition("@")
@@ -78,7 +86,7 @@ class Url(FieldKind):
             secret = "credentials" if self.schemes else "a password"
             raise BadRequest(f"{field} must not contain {secret}; pass secrets in their own field")
         is_known = parts.scheme in self.schemes if self.schemes else _SCHEME.fullmatch(parts.scheme)
-        if not is_known or not parts.netloc or port == 0:
+        if not is_known or not parts.netloc or 0 in ports:
             wrong(field, expected, shown_url(text))
         return text
 

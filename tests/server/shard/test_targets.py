@@ -16,8 +16,9 @@ from support.in_process import InProcess
 from support.sender import FakeSender
 from support.waiting import comes
 from tickwheel.api.frames import FrameType as T
-from tickwheel.api.targets import SECRETS_MAX, shown_url
+from tickwheel.api.targets import FORWARD_URL, SECRETS_MAX, hosts_of, shown_url
 from tickwheel.errors import BadRequest
+from tickwheel.limits import Limits
 from tickwheel.model.kinds import TARGET
 from tickwheel.server.settings import Settings, load
 from tickwheel.server.shard import targets as shard_targets
@@ -73,6 +74,7 @@ async def test_the_process_that_sends_may_subscribe(daemon: InProcess, sender: F
         ("http://127.0.0.1/", "127.0.0.1 is not a public address"),
         ("http://[::1]:8080/", "::1 is not a public address"),
         ("http://[::ffff:10.1.2.3]/", "not a public address"),
+        ("http://[::1%a,b]/", "::1%a,b is not a public address"),
         ("http://localhost/", "localhost (127.0.0.1) is not"),
         ("https://me:word@example.com/", "must not contain credentials"),
         ("https://me@example.com/", "must not contain credentials"),
@@ -99,6 +101,42 @@ async def test_a_forbidden_push_address_is_refused_at_once(
     assert code in ("bad_request", "limit_exceeded") and said in message, message
     assert "word" not in message
     assert not daemon.shard.core.targets and sender.changes == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts"),
+    [
+        ("kafka://u@a,b:9092/t", [("a", None), ("b", 9092)]),
+        ("kafka://a:1,b:2/t", [("a", 1), ("b", 2)]),
+        ("kafka://a:1,b:0/t", None),
+        ("kafka://a:1,b:99999/t", None),
+        ("kafka://a:99999,[::1]/t", None),
+        ("kafka://[::1%a,b]/t", None),
+        ("kafka://[a,b]@[::1]/t", None),
+    ],
+)
+def test_each_host_of_a_broker_url_is_checked(url: str, hosts: list[Any] | None) -> None:
+    if hosts is None:
+        with pytest.raises(BadRequest, match="url must be a URL"):
+            FORWARD_URL.check(url, "url", Limits())
+    else:
+        assert FORWARD_URL.check(url, "url", Limits()) == url
+        assert hosts_of(url) == hosts
+
+
+async def test_an_unexpected_error_of_a_check_is_its_answer(
+    daemon: InProcess, sender: FakeSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*given: Any, **options: Any) -> Any:
+        raise RuntimeError
+
+    peer = daemon.connect()
+    monkeypatch.setattr(sender, "ask", fail)
+    assert (await peer.refused(T.FORWARD_SET, "t", "f", "redis://8.8.8.8/0", None))[0] == "internal"
+    monkeypatch.setattr(shard_targets.Guard, "resolve", fail)
+    code, message = await peer.refused(T.PUSH_SET, "t", "g", *PUSH)
+    assert code == "internal" and "RuntimeError" in message
+    assert daemon.alive and not daemon.shard.core.targets
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sized
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from tickwheel.api.targets import (
     OfTargets,
@@ -21,6 +20,7 @@ from tickwheel.api.targets import (
     SetForward,
     SetPush,
     SettleCallback,
+    hosts_of,
     shown_url,
 )
 from tickwheel.errors import (
@@ -149,13 +149,16 @@ class Targeting:
         async def check() -> None:
             problem: TickwheelError | None = None
             try:
-                forbidden = await why_forbidden(self._guard, url)
-            finally:
-                self._resolving -= 1
-            if forbidden is not None:
-                problem = BadRequest(f"url: {forbidden}")
-            elif also is not None:
-                problem = await also()
+                try:
+                    forbidden = await why_forbidden(self._guard, url)
+                finally:
+                    self._resolving -= 1
+                if forbidden is not None:
+                    problem = BadRequest(f"url: {forbidden}")
+                elif also is not None:
+                    problem = await also()
+            except Exception as error:
+                problem = parts.border.survive(f"a target of {call.caller.address}", error)
             if problem is not None:
                 call.refuse(problem)
                 return
@@ -382,13 +385,11 @@ def check_no_target(parts: Parts, caller: Caller, topic: object, group: object) 
 
 async def why_forbidden(guard: Guard, url: str) -> ForbiddenAddress | None:
     """Return why a URL is forbidden; None if it is allowed or its host cannot be resolved."""
-    parts = urlsplit(url)
-    for authority in parts.netloc.split(","):
-        host = urlsplit(f"//{authority}").hostname or ""
-        port = urlsplit(f"//{authority}").port or PORTS.get(parts.scheme, 0)
+    default_port = PORTS.get(url.partition(":")[0].lower(), 0)
+    for host, port in hosts_of(url):
         try:
             async with asyncio.timeout(RESOLVE_S_MAX):
-                await guard.resolve(host, port)
+                await guard.resolve(host, port or default_port)
         except ForbiddenAddress as error:
             return error
         except (OSError, UnicodeError):
