@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tickwheel.server.shard.callers import OUTBOUND
 
 URL = "https://93.184.216.34/hook"
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+ROTATED = "whsec_" + "A" * 32
 PUSH = (URL, {"secrets": (SECRET,)})
 
 
@@ -34,6 +36,20 @@ def sender(daemon: InProcess) -> FakeSender:
     daemon.daemon.outbound = None
     daemon.shard.outbound = made = FakeSender()
     return made
+
+
+@pytest.fixture
+def are_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The event before which no name of a host is resolved."""
+    event = threading.Event()
+
+    def getaddrinfo(*given: Any, **options: Any) -> Any:
+        event.wait()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", 443))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    yield event
+    event.set()
 
 
 async def test_a_group_has_a_target_or_subscribers(daemon: InProcess, sender: FakeSender) -> None:
@@ -262,28 +278,41 @@ def test_networks_of_push_allow_are_checked() -> None:
 
 @pytest.mark.parametrize("is_waited_for", [True, False])
 async def test_concurrent_host_lookups_are_limited(
-    daemon: InProcess, sender: FakeSender, monkeypatch: pytest.MonkeyPatch, is_waited_for: bool
+    daemon: InProcess,
+    sender: FakeSender,
+    monkeypatch: pytest.MonkeyPatch,
+    are_known: threading.Event,
+    is_waited_for: bool,
 ) -> None:
     monkeypatch.setattr(shard_targets, "LOOK_UPS_MAX", 2)
     monkeypatch.setattr(shard_targets, "RESOLVE_S_MAX", 60.0 if is_waited_for else 0.001)
-    is_known = threading.Event()
-
-    def getaddrinfo(*given: Any, **options: Any) -> Any:
-        is_known.wait()
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", 443))]
-
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     peer, other = daemon.connect(), daemon.connect()
     pushes = [("t", name, f"https://{name}.test/", {"secrets": (SECRET,)}) for name in "abc"]
     waiting = [asyncio.create_task(peer.do(T.PUSH_SET, *push)) for push in pushes[:2]]
     await (asyncio.sleep(0) if is_waited_for else asyncio.gather(*waiting))
     code, message = await other.refused(T.PUSH_TEST, "https://slow.test/", None)
     assert code == "overloaded" and "the limit is 2 (LOOK_UPS_MAX)" in message
-    is_known.set()
+    are_known.set()
     await asyncio.gather(*waiting)
     look_ups = daemon.daemon.listener._active.operations.targeting._guard.look_ups
     await comes(lambda: not look_ups.count)
     assert (await other.do(T.PUSH_SET, *pushes[2]))["created"]
+
+
+async def test_a_push_without_secrets_keeps_the_newest(
+    daemon: InProcess, sender: FakeSender, are_known: threading.Event
+) -> None:
+    peer, other = daemon.connect(), daemon.connect()
+    for group in "ab":
+        await peer.do(T.PUSH_SET, "t", group, *PUSH)
+    waiting = [peer.send(T.PUSH_SET, "t", group, "https://slow.test/", None) for group in "ab"]
+    await other.do(T.PUSH_SET, "t", "a", URL, {"secrets": (ROTATED,)})
+    await other.do(T.TARGET_REMOVE, "t", "b")
+    are_known.set()
+    rotated, removed = [await peer.answer(number) for number in waiting]
+    assert rotated[0] == T.OK and removed[2] == "bad_request" and "secrets" in removed[3]
+    ((name, row),) = daemon.shard.core.targets.items()
+    assert (name, row.url, row.secrets) == (("t", "a"), "https://slow.test/", (ROTATED,))
 
 
 async def test_targets_of_a_daemon_are_limited(

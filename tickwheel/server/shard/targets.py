@@ -78,12 +78,7 @@ class Targeting:
         request = call.request
         if find_spec("aiohttp") is None:
             raise lacks_extra("push", "push", "aiohttp")
-        before = self._core.targets.get((request.topic, request.group))
-        secrets = request.secrets
-        if secrets is None and before is not None and before.kind == PUSH:
-            secrets = before.secrets
-        if not secrets:
-            raise BadRequest("secrets must contain at least one secret to sign requests with")
+        secrets = request.secrets or self._present_secrets(request.topic, request.group)
         is_private = any(secret.startswith(PRIVATE) for secret in secrets)
         if is_private and find_spec("cryptography") is None:
             raise lacks_extra(*NEEDS_EXTRA, "cryptography")
@@ -91,6 +86,12 @@ class Targeting:
         if request.callback_lease_ms is not None and sender is not None and not sender.callback_url:
             raise BadRequest("callback_lease_ms needs a daemon that serves HTTP (setting http)")
         self._set(call, PUSH, tuple(secrets), PUSH_OPTIONS)
+
+    def _present_secrets(self, topic: str, group: str) -> tuple[str, ...]:
+        row = self._core.targets.get((topic, group))
+        if row is None or row.kind != PUSH:
+            raise BadRequest("secrets must contain at least one secret to sign requests with")
+        return row.secrets
 
     def set_forward(self, call: Call[SetForward]) -> None:
         """Forward the tasks of a group to another broker. Raise BadRequest, Conflict,
@@ -171,6 +172,9 @@ class Targeting:
 
     def _put(self, call: Call[Any], row: TargetRow) -> None:
         self._check_room(row.topic, row.group)
+        if row.kind == PUSH and call.request.secrets is None:
+            # During the look-up, another operator may have changed them or removed the push.
+            row = row._replace(secrets=self._present_secrets(row.topic, row.group))
         topic, group = find_room(self._parts, row.topic, row.group)
         grouping = self._parts.border.act().grouping
         if group is None:
