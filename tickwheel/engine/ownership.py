@@ -192,6 +192,8 @@ class Ownership:
         """Replays that the shard has not begun."""
         self.stopped_ms = 0
         """The wheel's position before this start of the daemon."""
+        self.started_ms = 0
+        """The time of this start of the daemon, or ``stopped_ms`` if that is later."""
 
     # --- where groups begin and end ----------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.in_process import InProcess
-from support.shard_rig import Peer
+from support.shard_rig import NOW_MS, Peer
 from support.store_rows import kept
 from tickwheel.api.frames import FrameType as T
 from tickwheel.model.kinds import GROUP
@@ -224,3 +224,32 @@ async def test_a_deletion_resumes_after_a_restart(tmp_path: Path, turns: int) ->
         assert BIN not in (await peer.do(T.STATS))["topics"]
         assert kept(store, GROUP) == {}
         daemon.recount()
+
+
+async def test_a_group_keeps_its_tasks_while_a_start_loads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without force, it is not deleted for counts that lack tasks due before the start."""
+    async with InProcess(tmp_path) as daemon:
+        peer = daemon.connect()
+        await peer.do(T.GROUP_CREATE, BIN, "g", None)
+        await put(peer, 0, 60_000)
+        await daemon.settle()
+        store = daemon.store
+    gate, read_some = asyncio.Event(), store.read_some
+
+    async def when_open(*given: Any) -> Any:
+        await gate.wait()
+        return await read_some(*given)
+
+    monkeypatch.setattr(store, "read_some", when_open)
+    for ready, now_ms in ((1, NOW_MS), (2, NOW_MS + 90_000)):
+        gate.clear()
+        async with InProcess(tmp_path, store=store, now_ms=now_ms) as daemon:
+            peer = daemon.connect()
+            code, message = await peer.refused(T.GROUP_DELETE, BIN, "g", False)
+            assert code == "refused" and "use force" in message
+            gate.set()
+            await daemon.settle()
+            code, message = await peer.refused(T.GROUP_DELETE, BIN, "g", False)
+            assert code == "conflict" and f"holds {ready} ready" in message

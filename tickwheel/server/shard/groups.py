@@ -94,7 +94,8 @@ class Grouping:
         self._parts.wake()
 
     def delete_group(self, call: Call[GroupDeletion]) -> None:
-        """Delete a group with its tasks, and answer with their counts. Raise NotFound, Conflict."""
+        """Delete a group with its tasks, and answer with their counts. Raise NotFound, Conflict;
+        Refused while tasks that came due before the start may be missing in the counts."""
         topic_name, name, force = call.request.topic, call.request.group, call.request.force
         group = find_group(self._core, topic_name, name)
         counts = {
@@ -108,6 +109,12 @@ class Grouping:
             raise Conflict(
                 f"group {name} of topic {topic_name} holds {counts_text} and has"
                 f" {len(group.subscribers)} subscribers; use force to delete it anyway"
+            )
+        ownership = self._parts.engine.ownership
+        if not force and ownership.unfired_ms() <= ownership.started_ms:
+            raise Refused(
+                f"group {name} of topic {topic_name} may hold tasks that are still being loaded"
+                " after the start of the daemon; try again soon, or use force to delete it anyway"
             )
         self._parts.border.act()
         self._upkeep.end_group(group)

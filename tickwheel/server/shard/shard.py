@@ -588,7 +588,9 @@ class Recovering:
         self._engine.core.keys.begin_loading()
         recovery.stopped_ms = self._opened.position_ms
         small = await self._store.recover_small()
-        recovery.records(small.of_kind, self._clock.read().mono_ms)
+        now = self._clock.read()
+        self._engine.ownership.started_ms = max(recovery.stopped_ms, now.now_ms)
+        recovery.records(small.of_kind, now.mono_ms)
         recovery.outcomes(small.outcomes)
         schedules = self._engine.schedules
         for row in small.of_kind(SCHEDULE):
