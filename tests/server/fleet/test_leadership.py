@@ -253,16 +253,20 @@ async def test_an_expired_lease_is_retaken_and_the_store_checked(rig: LeaderRig)
     assert rig.table.leader is not None
 
 
-async def test_a_new_connection_checks_the_store(rig: LeaderRig) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_new_connection_checks_the_store(rig: LeaderRig, fails: bool) -> None:
     await rig.leadership.acquire(ME, ADDRESS)
     original = rig.table.renew
 
     async def reconnecting(me: Leader) -> bool:
-        rig.table.connections += 1
+        if rig.table.connections == 1:
+            rig.table.connections += 1
+            if fails:
+                raise StoreAway("no answer over the new connection")
         return await original(me)
 
     rig.table.renew = reconnecting  # type: ignore[method-assign]  # this once
-    assert await rig.hold(rig.later(750)) == 1
+    assert await rig.hold(rig.later(750), rig.later(750)) == 1
 
 
 @pytest.mark.parametrize("how", ["leads", "led"])
@@ -278,6 +282,34 @@ async def test_another_leader_deposes(rig: LeaderRig, how: str) -> None:
     with pytest.raises(Deposed):
         await rig.leadership.hold(lambda: None)
     assert rig.table.leader == (OTHER if how == "leads" else None)
+
+
+@pytest.mark.parametrize("failing", ["acquire", "look", "release"])
+async def test_another_leader_deposes_after_a_failed_check(
+    rig: LeaderRig, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """The lease is regained, and a call fails before it is known that another daemon led."""
+    await rig.leadership.acquire(ME, ADDRESS)
+    rig.leadership.set_epoch(4)
+    original, failures = getattr(rig.table, failing), [StoreAway("no answer")]
+
+    async def fail_once(*given: Any) -> Any:
+        if failures and failing != "acquire":
+            raise failures.pop()
+        result = await original(*given)
+        if failures:
+            raise failures.pop()  # the call had its effect, and the answer is lost
+        return result
+
+    def other_led() -> None:
+        rig.table.leader = None
+        rig.table.owner, rig.table.epoch = OTHER.owner, 5
+        monkeypatch.setattr(rig.table, failing, fail_once)
+
+    rig.script = [other_led, rig.later(100), rig.later(100)]
+    with pytest.raises(Deposed):
+        await rig.leadership.hold(lambda: None)
+    assert rig.table.leader is None
 
 
 async def test_a_lease_lost_before_the_store_was_opened_is_lost(rig: LeaderRig) -> None:

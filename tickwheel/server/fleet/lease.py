@@ -482,21 +482,23 @@ class Leadership:
         """Renew the lease, forever. Raise Deposed if another daemon may lead. ``on_regained`` is
         called when a lost lease or connection is restored: the store may have lost data."""
         pause_s = self._ttl_ms / 1000 / RENEWALS_PER_TTL
+        is_lost, connections = False, self._election.connections
         while True:
             await asyncio.sleep(pause_s if not self._trouble else TROUBLE_RETRY_S)
-            mono_ms = self._clock.read().mono_ms
-            me, connections = self._own_entry(), self._election.connections
+            mono_ms, me = self._clock.read().mono_ms, self._own_entry()
             try:
-                renewed = await self._election.renew(me)
-                if not renewed:
+                # A lost lease stays lost until it is regained and checked: a call between may fail.
+                is_lost = is_lost or not await self._election.renew(me)
+                if is_lost:
                     await self._regain(me)
-                if not renewed or self._election.connections > connections:
-                    on_regained()
             except Deposed:
                 raise
             except StoreError as error:
                 self._note_trouble(error)
                 continue
+            if is_lost or self._election.connections > connections:
+                on_regained()
+            is_lost, connections = False, self._election.connections
             self._note_recovery()
             self._extend_permission(mono_ms)
 
