@@ -587,6 +587,32 @@ def test_a_disk_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     folder.refuses(2, "1,000 are free on disk", "are needed", error=StoreUnusable)
 
 
+def test_an_interrupted_run_is_repeated_without_more_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it left counts as room, because the next run removes it first."""
+    folder = Folder(tmp_path, 1)
+    folder.add(0, task(1, 0), task(2, 0))
+    folder.write()
+
+    def used_bytes() -> int:
+        return sum(path.stat().st_size for path in Path(folder.folder.path).rglob("*"))
+
+    needed = 2 * Path(folder.folder.database(0)).stat().st_size + 2 * resharding.ROOM_BYTES
+    disk_bytes = used_bytes() + needed + 65_536  # for files beside the databases
+    monkeypatch.setattr(resharding, "free_bytes", lambda path: disk_bytes - used_bytes())
+
+    def end(place: str) -> None:
+        if place == "reshard.given_up":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(resharding.failpoints, "hit", end)
+        folder.to(2)
+    assert disk_bytes - used_bytes() < needed
+    assert folder.to(2, dry_run=True).tasks == folder.to(2).tasks == 2
+
+
 @pytest.mark.parametrize(
     ("store", "to", "into", "message"),
     [

@@ -267,10 +267,13 @@ def _paths_of_one(plan: Plan) -> _Paths:
 
 
 def _check_room(paths: _Paths, count: int) -> None:
-    """Raise StoreUnusable unless the new databases certainly fit on the disk."""
+    """Raise StoreUnusable unless the new databases certainly fit on the disk, from which the files
+    of an interrupted run are removed before they are written."""
     needed = 2 * sum(map(os.path.getsize, paths.old)) + count * ROOM_BYTES
     path = os.path.abspath(paths.folder.path)
+    leftovers = (file for part in unfinished(paths.folder) for file in Path(part).rglob("*"))
     free = free_bytes(f"{path}/" if os.path.isdir(path) else path)
+    free += sum(map(os.path.getsize, leftovers))
     if free < needed:
         raise StoreUnusable(
             f"{paths.folder.path}: {needed:,} bytes are needed, but {free:,} are free on disk"
