@@ -19,6 +19,7 @@ from tickwheel.limits import Limits
 from tickwheel.model.kinds import SESSION
 from tickwheel.persistence.contract import CommitRefused
 from tickwheel.protocol import encode
+from tickwheel.server.shard import enqueue as shard_enqueue
 
 FAR_MS = 3_600_000
 
@@ -841,6 +842,19 @@ async def test_tasks_with_the_keys_of_an_enqueue_are_limited(
     await enqueue(daemon, peer, task())
     (answer,) = await daemon.send(peer, (*frame, (task("keep"),)))
     assert answer[0] == "limit_exceeded" and "the limit is 3 (key_tasks_max)" in answer[1]
+
+
+async def test_bytes_with_the_keys_of_an_enqueue_are_limited(
+    daemon: InProcess, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_enqueue, "KEY_BYTES_MAX", 3_000)
+    for key, count in (("k", 3), ("more", 4)):
+        await enqueue(daemon, peer, *[task(body=bytes(1_000), key=key, tag="a")] * count)
+    frames = [(T.ENQUEUE, 0, (task("keep", key=key),)) for key in ("k", "more", "k")]
+    first, more, last = await daemon.send(peer, *frames)
+    assert _pairs(first[0])[0][0] == _pairs(last[0])[0][0] == "kept"
+    assert more[0] == "limit_exceeded" and "3000 bytes, the limit (KEY_BYTES_MAX)" in more[1]
+    assert daemon.shard.core.tasks == 7
 
 
 @pytest.mark.parametrize(

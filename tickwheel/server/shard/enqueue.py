@@ -48,7 +48,7 @@ from tickwheel.model.records import ID_STEP, Once, size_of
 from tickwheel.server import checks
 from tickwheel.server.shard.callers import OUTBOUND
 from tickwheel.server.shard.committer import STALLED
-from tickwheel.server.shard.reads import IDS_PER_READ_MAX, NO_LIMIT
+from tickwheel.server.shard.reads import IDS_PER_READ_MAX
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
@@ -554,6 +554,8 @@ def _has_window(task: Any) -> bool:
 # --- rules for pending keys ----------------------------------------------------------------------
 
 REQUESTS_PER_READ_MAX = 1_024
+KEY_BYTES_MAX = 64 << 20
+"""Maximum bytes of the pending tasks that are read for a request with rules."""
 ATTEMPTS_MAX = 64
 """Number of reads and waits after which a request with rules is refused."""
 _WORDS = {int(outcome): outcome.word for outcome in Merging}
@@ -714,23 +716,26 @@ class Coalescing:
             await self._committer.barrier()
             if head.attempts <= ATTEMPTS_MAX:
                 return
-        ids: dict[int, None] = {}
+        ids, bodies = dict[int, None](), _keeps_bodies(head)
         count = 0
         for request in islice(self.waiting, REQUESTS_PER_READ_MAX):
             request_ids = self._needed_records(request).ids
             if len(request_ids) > self._ids_max:
                 request_ids = ()  # the request will be refused
-            if count and len(ids) + len(request_ids) > IDS_PER_READ_MAX:
+            is_full = len(ids) + len(request_ids) > IDS_PER_READ_MAX
+            if count and (is_full or _keeps_bodies(request) != bodies):
                 break
             ids.update(dict.fromkeys(request_ids))
             count += 1
-        bodies = any(map(_keeps_bodies, islice(self.waiting, count)))
-        async with self._parts.reader.read_some(list(ids), NO_LIMIT, bodies=bodies) as (view, _):
+        reading = self._parts.reader.read_some(list(ids), KEY_BYTES_MAX, bodies=bodies)
+        async with reading as (view, rest):
+            read_ids, unread = ids.keys() - rest, frozenset(rest)
             for _ in range(count):
-                if not self._process(self.waiting[0], view, ids.keys()):
+                if not self._process(self.waiting[0], view, read_ids, unread):
                     self.waiting[0].attempts += 1
                     break
                 self._uncount(self.waiting.popleft())
+                unread = frozenset()  # the next request was not the only one that was read
 
     def _uncount(self, request: WaitingRequest) -> None:
         self._intake.inflight_bytes -= request.size_bytes
@@ -744,9 +749,11 @@ class Coalescing:
         now_ms = self._parts.clock.read().now_ms
         return self._coalescer.needed_records(request.new_tasks, request.rules, now_ms)
 
-    def _process(self, request: WaitingRequest, view: View, read_ids: Collection[int]) -> bool:
+    def _process(
+        self, request: WaitingRequest, view: View, read_ids: Collection[int], unread: frozenset[int]
+    ) -> bool:
         """Decide or refuse the request. Return False if it has to wait. ``view`` contains the tasks
-        ``read_ids``."""
+        ``read_ids``; ``unread`` did not fit into a read that began with the request's tasks."""
         self._parts.border.begin()
         try:
             if request.attempts > ATTEMPTS_MAX:
@@ -759,6 +766,11 @@ class Coalescing:
                 raise LimitExceeded(
                     f"{len(needed.ids)} tasks have the keys of this request; the limit is"
                     f" {self._ids_max} (key_tasks_max); nothing was stored"
+                )
+            if not unread.isdisjoint(needed.ids):
+                raise LimitExceeded(
+                    f"the {len(needed.ids)} tasks with the keys of this request have more than"
+                    f" {KEY_BYTES_MAX} bytes, the limit (KEY_BYTES_MAX); nothing was stored"
                 )
             if needed.must_wait or not all(task_id in read_ids for task_id in needed.ids):
                 return False
