@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from support.fake_daemon import turns
 from support.history_rig import HOUR_MS, Clock
+from support.waiting import comes
 from tickwheel.clock import Now
 from tickwheel.history.segments import last_backup_ms
 from tickwheel.persistence.contract import StoreError
@@ -79,7 +81,7 @@ async def test_a_backup_of_an_earlier_process_is_not_repeated(tmp_path: Path) ->
     rig = BackupRig(tmp_path)
     rig.clock.now_ms += HOUR_MS
     running = asyncio.create_task(rig.daily.run())
-    await turns()
+    await comes(lambda: rig.made_s)
     running.cancel()
     assert rig.made_s == [START_MS / 1000]
     assert rig.notices == []
@@ -141,6 +143,24 @@ async def test_a_backup_without_a_written_mark_is_repeated(tmp_path: Path) -> No
     assert await rig.daily.once()
     assert not rig.daily.is_due()
     assert last_backup_ms(in_the_way, 0) == START_MS + 600_000
+
+
+async def test_unfinished_backups_of_killed_daemons_are_removed(tmp_path: Path) -> None:
+    rig = BackupRig(tmp_path)
+    ended = subprocess.Popen(("true",))
+    ended.wait()
+    ours, name = os.getpid(), "tickwheel-s0-20261120T030000Z.db"
+    for pid in (ours, ended.pid):
+        for suffix in ("", "-journal", "-wal", ".lock"):
+            (rig.folder / f"{name}.part-{pid}{suffix}").write_text("")
+    kept = {name, f"{name}.part-1", f"{name.replace('s0', 's1')}.part-{ended.pid}", "x.part-2"}
+    for other in kept:
+        (rig.folder / other).write_text("")
+    rig.clock.now_ms = START_MS - 24 * HOUR_MS  # no backup is due
+    running = asyncio.create_task(rig.daily.run())
+    await comes(lambda: rig.made_s)
+    running.cancel()
+    assert set(rig.names) == kept
 
 
 async def test_a_store_backup_can_be_opened(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 Backups are created on request, or daily at a configured hour. A limited number of daily backups is
 kept; the history records the last (``write_last_backup``). A missed backup (the daemon was down,
-or the copy failed) is created later. Only files named like daily backups are removed, and only once
-a newer backup is complete.
+or the copy failed) is created later. Only files named like daily backups are removed, complete ones
+only once a newer backup is complete, unfinished ones once their process has ended.
 
 A restore runs in a separate process, one at a time. The process reads a backup and the history and
 fills a new file next to the backups. It does not touch the served store, and the event loop reads
@@ -67,13 +67,15 @@ class DailyBackups:
         self._hour = hour
         self._shard = parts.core.config.shard
         self._failed = False
-        self._name = re.compile(rf"tickwheel-s{self._shard}-(\d{{8}}T\d{{6}}Z)\.db")
+        name = rf"tickwheel-s{self._shard}-(\d{{8}}T\d{{6}}Z)\.db"
+        self._name, self._part = re.compile(name), re.compile(rf"{name}\.part-(\d+)\D*")
 
     def _now_ms(self) -> int:
         return self._parts.clock.read().now_ms
 
     async def run(self) -> None:
         """Create a backup each day, forever."""
+        await asyncio.to_thread(self._remove_leftovers)
         self._report_newest()
         while True:
             pause_s = CHECK_S
@@ -118,6 +120,14 @@ class DailyBackups:
             with contextlib.suppress(OSError):
                 path.unlink()
 
+    def _remove_leftovers(self) -> None:
+        """Remove the unfinished backups of processes that were killed."""
+        with contextlib.suppress(OSError):
+            for path in list(self._folder.iterdir()):
+                part = self._part.fullmatch(path.name)
+                if part is not None and not _is_running(int(part[2])):
+                    path.unlink()
+
     def _existing(self) -> list[tuple[datetime, Path]]:
         """Return (time, path) of the backups in the folder, oldest first."""
         backups = []
@@ -135,6 +145,17 @@ class DailyBackups:
         now = datetime.fromtimestamp(self._now_ms() / 1000, UTC).astimezone()
         at = now.replace(hour=self._hour, minute=0, second=0, microsecond=0)
         return at if at <= now else at - timedelta(days=1)
+
+
+def _is_running(pid: int) -> bool:
+    """Return whether another process has this number."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        pass  # it belongs to another user
+    except (ProcessLookupError, OverflowError):
+        return False
+    return pid != os.getpid()
 
 
 class BackingUp:
