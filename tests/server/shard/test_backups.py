@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +18,7 @@ from tickwheel.clock import Now
 from tickwheel.history.segments import last_backup_ms
 from tickwheel.persistence.contract import StoreError
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
+from tickwheel.server.shard import backups
 from tickwheel.server.shard.backups import DailyBackups
 from tickwheel.server.shard.parts import Parts
 
@@ -64,15 +66,15 @@ class BackupRig:
 
 async def test_the_first_backup_is_made_at_once_and_the_next_at_the_hour(tmp_path: Path) -> None:
     rig = BackupRig(tmp_path)
-    assert rig.daily.is_due()
+    assert await rig.daily.is_due()
     assert await rig.daily.once()
     assert rig.names == ["tickwheel-s0-20261121T100000Z.db"]
     assert last_backup_ms(tmp_path / "history", 0) == START_MS
     for hours, due in ((1, False), (16, False), (17, True), (40, True)):
         rig.clock.now_ms = START_MS + hours * HOUR_MS
-        assert rig.daily.is_due() is due
+        assert await rig.daily.is_due() is due
     assert await rig.daily.once()
-    assert not rig.daily.is_due()
+    assert not await rig.daily.is_due()
     assert rig.made_s == [START_MS / 1000, START_MS / 1000 + 40 * 3600]
 
 
@@ -112,7 +114,7 @@ async def test_a_failed_backup_keeps_older_backups_and_the_mark(
     rig.clock.now_ms += 24 * HOUR_MS
     rig.fail = error
     assert not await rig.daily.once()
-    assert rig.daily.is_due()
+    assert await rig.daily.is_due()
     assert [event for event, _ in rig.notices] == ["backup_made", "backup_failed"]
     assert rig.made_s == [START_MS / 1000]
     assert rig.names == ["tickwheel-s0-20261121T100000Z.db"]
@@ -124,7 +126,7 @@ async def test_a_missing_backup_folder_is_not_created(tmp_path: Path) -> None:
     rig = BackupRig(tmp_path)
     rig.folder.rmdir()
     assert not await rig.daily.once()
-    assert not rig.folder.exists() and rig.daily.is_due()
+    assert not rig.folder.exists() and await rig.daily.is_due()
     ((event, text),) = rig.notices
     assert event == "backup_failed" and f"backup_dir {rig.folder} is not a folder" in text
     rig.folder.mkdir()
@@ -137,11 +139,11 @@ async def test_a_backup_without_a_written_mark_is_repeated(tmp_path: Path) -> No
     in_the_way = tmp_path / "history"
     in_the_way.write_text("")
     assert not await rig.daily.once()
-    assert rig.daily.is_due()
+    assert await rig.daily.is_due()
     in_the_way.unlink()
     rig.clock.now_ms += 600_000
     assert await rig.daily.once()
-    assert not rig.daily.is_due()
+    assert not await rig.daily.is_due()
     assert last_backup_ms(in_the_way, 0) == START_MS + 600_000
 
 
@@ -161,6 +163,34 @@ async def test_unfinished_backups_of_killed_daemons_are_removed(tmp_path: Path) 
     await comes(lambda: rig.made_s)
     running.cancel()
     assert set(rig.names) == kept
+
+
+async def test_a_hanging_folder_does_not_stop_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: dict[str, set[int]] = {}
+
+    def watch(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def call(*given: Any, **options: Any) -> Any:
+            threads.setdefault(name, set()).add(threading.get_ident())
+            return original(*given, **options)
+
+        monkeypatch.setattr(owner, name, call)
+
+    rig = BackupRig(tmp_path, keep=1)
+    for name in ("iterdir", "is_dir", "unlink"):
+        watch(Path, name)
+    watch(os.path, "lexists")
+    watch(backups, "write_last_backup")
+    await rig.daily.once()
+    rig.clock.now_ms += 24 * HOUR_MS
+    running = asyncio.create_task(rig.daily.run())
+    await comes(lambda: len(rig.made_s) == 3 and len(os.listdir(rig.folder)) == 1)
+    running.cancel()
+    assert threads.keys() == {"iterdir", "is_dir", "unlink", "lexists", "write_last_backup"}
+    assert threading.get_ident() not in set().union(*threads.values())
 
 
 async def test_a_store_backup_can_be_opened(tmp_path: Path) -> None:

@@ -76,17 +76,17 @@ class DailyBackups:
     async def run(self) -> None:
         """Create a backup each day, forever."""
         await asyncio.to_thread(self._remove_leftovers)
-        self._report_newest()
+        await self._report_newest()
         while True:
             pause_s = CHECK_S
-            if self.is_due() and not await self.once():
+            if await self.is_due() and not await self.once():
                 pause_s = RETRY_S
             await asyncio.sleep(pause_s)
 
-    def is_due(self) -> bool:
+    async def is_due(self) -> bool:
         """Return whether the configured hour has passed since the newest backup, or the last backup
         failed. A backup that the history could not record counts as failed."""
-        backups = self._existing()
+        backups = await asyncio.to_thread(self._existing)
         return self._failed or not backups or backups[-1][0] < self._last_hour()
 
     async def once(self) -> bool:
@@ -95,23 +95,24 @@ class DailyBackups:
         at = datetime.fromtimestamp(begun_ms // 1000, UTC)
         path = self._folder / f"tickwheel-s{self._shard}-{at.strftime(_STAMP)}.db"
         try:
-            check_folder(self._folder)
             size_bytes = await _copy(self._parts, path)
             history_dir = self._parts.settings.history_dir
             if history_dir is not None:
-                write_last_backup(history_dir, self._shard, begun_ms, str(path))
+                await asyncio.to_thread(
+                    write_last_backup, history_dir, self._shard, begun_ms, str(path)
+                )
         except (StoreError, Conflict, OSError) as error:
             self._failed = True
             self._parts.on_event("backup_failed", f"daily backup to {path}: {error}")
             return False
         self._failed = False
         self._parts.on_event("backup_made", f"{path}, {size_bytes} bytes")
-        self._report_newest()
-        self._rotate()
+        await self._report_newest()
+        await asyncio.to_thread(self._rotate)
         return True
 
-    def _report_newest(self) -> None:
-        backups = self._existing()
+    async def _report_newest(self) -> None:
+        backups = await asyncio.to_thread(self._existing)
         if backups:
             self._parts.observed.note_backup(backups[-1][0].timestamp())
 
@@ -175,9 +176,6 @@ class BackingUp:
     async def _backup(self, path: Path) -> dict[str, Any]:
         """Write the backup. Convert errors of the file system to errors for the client."""
         try:
-            check_folder(self._folder)
-            if os.path.lexists(path):
-                raise Conflict(f"{path} exists; choose another name")
             size = await _copy(self._parts, path)
         except OSError as error:
             kind = Overloaded if error.errno in (errno.EMFILE, errno.ENFILE) else Conflict
@@ -185,15 +183,19 @@ class BackingUp:
         return {"path": str(path), "bytes": size}
 
 
-def check_folder(folder: Path) -> None:
-    """Raise Conflict if the folder for backups does not exist. It is never created, because backups
-    would go to another disk if its volume is not mounted."""
-    if not folder.is_dir():
-        raise Conflict(f"backup_dir {folder} is not a folder; is its volume mounted?")
+def _check_target(path: Path) -> None:
+    """Raise Conflict if the file exists or the folder for backups does not. The folder is never
+    created, because backups would go to another disk if its volume is not mounted."""
+    if not path.parent.is_dir():
+        raise Conflict(f"backup_dir {path.parent} is not a folder; is its volume mounted?")
+    if os.path.lexists(path):
+        raise Conflict(f"{path} exists; choose another name")
 
 
 async def _copy(parts: Parts, path: Path) -> int:
-    """Copy the store with everything accepted so far. Return the size of the copy in bytes."""
+    """Copy the store with everything accepted so far. Return the size of the copy in bytes. Raise
+    Conflict, OSError."""
+    await asyncio.to_thread(_check_target, path)
     await parts.committer.barrier()
     return await parts.store.backup(str(path))
 
