@@ -8,9 +8,10 @@ open. On success it closes the store properly, and the meta table records the or
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -142,7 +143,8 @@ async def new_sqlite(
 ) -> AsyncIterator[Filler]:
     """Fill a SQLite store that nobody can use before it is complete. ``meta``: values added to its
     meta table after the store was closed."""
-    store = SqliteStore(path, replace(options or SqliteOptions(), reserve_bytes=0))
+    filled_options = replace(options or SqliteOptions(), reserve_bytes=0)
+    store = await asyncio.to_thread(SqliteStore, path, filled_options)
     opened = await store.open(owner, now_ms, epoch_min=epoch_min)
     filler = Filler(store, owner, opened)
     try:
@@ -153,18 +155,19 @@ async def new_sqlite(
         raise
     await store.close(clean=True)
     if filler.removed_upto:
-        forget_endings(path, filler.removed_upto)
-    write_meta(path, meta)
+        await asyncio.to_thread(forget_endings, path, filler.removed_upto)
+    await asyncio.to_thread(write_meta, path, meta)
 
 
 @asynccontextmanager
 async def copying(path: str, identity: StoreIdentity) -> AsyncIterator[Filler]:
     """Fill a SQLite database that becomes, at ``path``, the backup of a store of another kind with
-    this identity. Raise StoreError if ``path`` exists."""
-    if os.path.lexists(path):
+    this identity. Raise StoreError if ``path`` exists. Threads make all calls to its folder, which
+    a network can delay."""
+    if await asyncio.to_thread(os.path.lexists, path):
         raise StoreError(f"backup: {path} already exists")
     try:
-        with whole_or_nothing(path) as part:
+        async with _in_threads(whole_or_nothing(path)) as part:
             # The epoch stays the same, because a restore uses it to find the backup's position in
             # the history.
             meta = copy_meta(identity)
@@ -172,3 +175,15 @@ async def copying(path: str, identity: StoreIdentity) -> AsyncIterator[Filler]:
                 yield filler
     except OSError as error:
         raise StoreError(f"backup to {path} failed: {error}") from error
+
+
+@asynccontextmanager
+async def _in_threads(manager: AbstractContextManager[str]) -> AsyncIterator[str]:
+    """Enter and leave ``manager`` in threads."""
+    value = await asyncio.to_thread(manager.__enter__)
+    try:
+        yield value
+    except BaseException as error:
+        await asyncio.to_thread(manager.__exit__, type(error), error, error.__traceback__)
+        raise
+    await asyncio.to_thread(manager.__exit__, None, None, None)

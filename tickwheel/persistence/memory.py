@@ -7,6 +7,7 @@ between two rows, so every call returns a snapshot.
 
 from __future__ import annotations
 
+import asyncio
 import bisect
 import heapq
 import os
@@ -274,7 +275,7 @@ class MemoryStore:
         async with copying(path, StoreIdentity(last, "memory")) as filler:
             filler.id_mark, filler.position_ms = self._id_mark, self._position_ms
             await filler.write(self._all_effects())
-        return os.path.getsize(path)
+        return await asyncio.to_thread(os.path.getsize, path)
 
     def _all_effects(self) -> Effects:
         return Effects(

@@ -287,7 +287,7 @@ class Reader:
                     " ORDER BY batch DESC LIMIT 1"
                 )
                 filler.id_mark, filler.position_ms = marks[0] if marks else (0, 0)
-            return os.path.getsize(path)
+            return await asyncio.to_thread(os.path.getsize, path)
 
         return await self._alone(copy)
 

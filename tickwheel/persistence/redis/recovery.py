@@ -420,7 +420,7 @@ async def copy_to_sqlite(
             filler.id_mark, filler.position_ms = writer.id_mark, writer.position_ms
         finally:
             writer.watchers.remove(concurrent_batches)
-    return os.path.getsize(path)
+    return await asyncio.to_thread(os.path.getsize, path)
 
 
 async def _catch_up(filler: Filler, concurrent_batches: deque[Effects]) -> None:
