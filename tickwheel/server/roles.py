@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from tickwheel import disk, failpoints
+from tickwheel import failpoints
 from tickwheel.clock import TEST_CLOCK_ENV, Clock
 from tickwheel.engine.engine import Engine
 from tickwheel.errors import BadRequest
@@ -664,7 +664,7 @@ def status_map(daemon: Running) -> dict[str, Any]:
         "http": daemon.roles.http_url,
         "pid": os.getpid(),
         "memory_bytes": memory_bytes(),
-        **_disk(daemon.settings.store),
+        **_disk(daemon.roles.observed),
         **_shards(daemon),
     }
 
@@ -685,16 +685,12 @@ def memory_bytes() -> int | None:
         return None
 
 
-def _disk(store: str) -> dict[str, Any]:
-    """Return the fields about the disk that contains an embedded store."""
-    path = parse(store).path
-    try:
-        use = disk.measure(Path(path).parent) if path else None
-    except OSError:
-        use = None
+def _disk(observed: Observed) -> dict[str, Any]:
+    """Return the last measurement of the disk that contains an embedded store."""
+    free_bytes = observed.disk_free_bytes
     return {
-        "disk_used": None if use is None else round(use.share, 4),
-        "disk_free_bytes": None if use is None else use.free_bytes,
+        "disk_used": None if free_bytes is None else round(observed.disk_used, 4),
+        "disk_free_bytes": free_bytes,
     }
 
 

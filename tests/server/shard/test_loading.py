@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from support.waiting import comes, soon
-from tickwheel import Client, Task
+from tickwheel import Client, Task, disk
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.model.kinds import GROUP, Effects, keyed
 from tickwheel.model.records import ID_STEP, GroupRow, TaskRow, id_floor
@@ -109,6 +111,25 @@ async def test_a_stop_while_it_loads_is_clean(store: GatedStore) -> None:
     await daemon.start()
     await daemon.stop()
     assert (await store.open("after", EARLIER_MS)).clean
+
+
+async def test_the_disk_is_measured_in_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, threads = disk.measure, set[int]()
+
+    def measured(folder: str) -> disk.Use:
+        threads.add(threading.get_ident())
+        return measure(folder)
+
+    monkeypatch.setattr(disk, "measure", measured)
+    settings = Settings(store=f"sqlite:///{tmp_path}/x.db", listen="tcp://127.0.0.1:0")
+    daemon = Daemon(settings, configure("json", "error"))
+    await daemon.start()
+    await comes(lambda: status_map(daemon)["disk_free_bytes"])
+    assert 0 < status_map(daemon)["disk_used"] < 1
+    await daemon.stop()
+    assert threads and threading.get_ident() not in threads
 
 
 # --- the budget of bodies ------------------------------------------------------------------------

@@ -51,6 +51,8 @@ class Observed:
 
     disk_used = 0.0
     """Used fraction, from 0 to 1, of the disk that contains the database; 0 if unknown."""
+    disk_free_bytes: int | None = None
+    """Free bytes of that disk; None if unknown."""
 
     def __init__(self, lateness_topics_max: int = 100) -> None:
         self.lateness = Lateness(lateness_topics_max)

@@ -93,18 +93,18 @@ class Upkeep:
         self._parts.spawn(self.lags.run())
         if self._parts.history is not None:
             self._parts.spawn(self._parts.history.flush_for_ever(self._parts.core))
-        self._parts.spawn(self._measure_disk_forever())
         hour = self._parts.settings.backup_daily_hour
         if hour is not None:
             self._parts.spawn(DailyBackups(self._parts, self._backup_folder, hour).run())
 
-    async def _measure_disk_forever(self) -> None:
+    async def measure_disk_forever(self) -> None:
         """Record how full the database's disk is. If it hangs, only one thread is blocked."""
         store, observed = self._parts.store, self._parts.observed
         while isinstance(store, OnDisk):
             with contextlib.suppress(OSError):
                 folder = os.path.dirname(store.path)
-                observed.disk_used = (await asyncio.to_thread(disk.measure, folder)).share
+                use = await asyncio.to_thread(disk.measure, folder)
+                observed.disk_used, observed.disk_free_bytes = use.share, use.free_bytes
             await asyncio.sleep(DISK_S)
 
     # --- deleting a group ----------------------------------------------------------------------

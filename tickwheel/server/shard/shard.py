@@ -214,6 +214,7 @@ class Shard:
         self._committing = self.spawn(self.committer.run())
         self.loading = self.spawn(self._load(load_rest))
         self.spawn(self.committer.watch_room())
+        self.spawn(self.upkeep.measure_disk_forever())
         if self.following is not None:
             self.spawn(self.following.run())
         self.wake()
