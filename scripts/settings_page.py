@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tickwheel.server.settings import Settings
+from tickwheel.server.settings import DURATION_S_MAX, Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ROOT / "docs" / "settings.md"
@@ -26,7 +26,8 @@ Each setting is a key of the TOML file (`--config tickwheel.toml`), `TICKWHEEL_<
 environment, and `--set name=value` on the command line; some have a flag of their own. Flags win \
 over the environment, the environment over the file. \
 [deploy/tickwheel.toml](../deploy/tickwheel.toml) is a file with all of them; limits have \
-[their own page](limits.md). The settings of a store follow its URL: \
+[their own page](limits.md). Durations are at most 100 years. The settings of a store follow its \
+URL: \
 `sqlite:////var/lib/tickwheel/tasks.db?wal_bytes=67108864`.
 
 <a id="environment"></a>**Environment variables.** The daemon, the command line and the commands \
@@ -69,12 +70,13 @@ def kind_of(name: str) -> str:
 
 
 def range_of(name: str) -> str:
-    """Return the range of a number as it continues the kind, such as " > 0" or ", 0 to 64"."""
+    """Return the range of a number as it continues the kind, such as " > 0" or ", 0 to 64", without
+    the common maximum of durations."""
     bounds: dict[str, str] = {}
     for rule in Settings.model_fields[name].metadata:
         for sign in ("gt", "ge", "lt", "le"):
             value = getattr(rule, sign, None)
-            if value is not None:
+            if value not in (None, DURATION_S_MAX):
                 bounds[sign] = f"{value:g}" if isinstance(value, float) else str(value)
     if bounds.keys() == {"ge", "le"}:
         return f", {bounds['ge']} to {bounds['le']}"
