@@ -499,3 +499,5 @@ def test_arguments_arrive_equal_or_are_refused_by_name(encoding: Any) -> None:
             assert read == value or read != read, (kind, version)  # noqa: PLR0124  # NaN
     if encoding == "msgpack":
         typed(float).body(1, float("nan"))
+    with pytest.raises(BadRequest, match=r"function: key in \$\.x: expected int, got str"):
+        typed(dict[int, str]).body(1, {"a": "b"})

@@ -539,7 +539,7 @@ def _unfit(problem: Exception) -> Unfit:
     text, _, place = str(problem).rpartition(" - at `")
     if not text:
         text, place = str(problem), "$"
-    place, below = place.rstrip("`"), ""
+    place, below = place.replace("`", ""), ""  # also "key` in `$.totals"
     if text.startswith(_BELOW):
         below, _, text = text.removeprefix(_BELOW).partition(": ")
     text = text.replace("`", "")
