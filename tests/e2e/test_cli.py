@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import re
 import signal
 import sqlite3
 import subprocess
+import termios
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from e2e.cli_runner import TIMEOUT_S, Cli
 from support.daemon import Daemon
 from support.ports import free_ports
 from support.shards import key_in
+from support.waiting import until
 from tickwheel.cli.app import app
 from tickwheel.sync import Client
 
@@ -144,10 +148,20 @@ def test_a_signal_ends_a_command_that_waits_for_its_input(
     command = cli.command("enqueue", "raw", *source)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as reading:
         assert reading.stdin is not None
-        reading.stdin.write(b"x" * 200_000)  # more than a pipe holds, so it is being read
+        reading.stdin.write(b"x")
         reading.stdin.flush()
+        until(lambda: _waits_for_more(reading))
         reading.send_signal(signal.SIGINT)
         assert reading.wait(TIMEOUT_S) == 130
+
+
+def _waits_for_more(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether a process has read its input, and sleeps."""
+    assert process.stdin is not None
+    unread = array("i", [-1])
+    fcntl.ioctl(process.stdin, termios.FIONREAD, unread)
+    state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return (unread[0], state) == (0, "S")
 
 
 # --- by id -----------------------------------------------------------------------------------
