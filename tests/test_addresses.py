@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support.stand_in import stand_in
 from support.waiting import comes, soon
 from tickwheel import webhooks
 from tickwheel.outbound.process import Sending
@@ -70,7 +71,7 @@ async def test_addresses_in_other_forms_are_checked(host: str) -> None:
 async def test_an_address_is_checked_without_a_look_up(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", None)
+    monkeypatch.setattr("tickwheel.webhooks.socket", stand_in(socket, getaddrinfo=None))
     with pytest.raises(ForbiddenAddress):
         await Guard().resolve(host, 80)
 
@@ -80,7 +81,7 @@ async def test_forbidden_addresses_are_left_out(monkeypatch: pytest.MonkeyPatch)
         there = {"both": ("10.0.0.1", "8.8.8.8"), "none": ("10.0.0.1", "127.0.0.1")}[host]
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (item, port)) for item in there]
 
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr("tickwheel.webhooks.socket", stand_in(socket, getaddrinfo=getaddrinfo))
     assert await Guard().resolve("both", 443) == [(socket.AF_INET, "8.8.8.8")]
     with pytest.raises(ForbiddenAddress):
         await Guard().resolve("none", 443)
@@ -97,7 +98,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[str], threadin
             answer.wait()
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", 0))]
 
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr("tickwheel.webhooks.socket", stand_in(socket, getaddrinfo=getaddrinfo))
     yield asked, answer
     answer.set()
 

@@ -25,6 +25,7 @@ from aiohttp import web
 
 from outbound.endpoint import SECRET, Endpoint, flooding, serving
 from support.daemon import Daemon
+from support.stand_in import stand_in
 from support.waiting import comes
 from tickwheel import Client, Conflict, NotFound, TargetInfo, Task
 from tickwheel.api import cloudevents
@@ -734,7 +735,7 @@ async def test_forbidden_addresses_get_no_request(
         address = "8.8.8.8" if looked_up == 1 else "127.0.0.1"
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
 
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr("tickwheel.webhooks.socket", stand_in(socket, getaddrinfo=getaddrinfo))
     if host == "changes.test":
         assert await guard.resolve(host, 80) == [(socket.AF_INET, "8.8.8.8")]
     port = endpoint.url.split(":")[2].partition("/")[0]

@@ -15,6 +15,7 @@ import pytest
 from server.shard.test_lining import pull, put
 from support.in_process import InProcess
 from support.sender import FakeSender
+from support.stand_in import stand_in
 from support.waiting import comes
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.targets import FORWARD_URL, SECRETS_MAX, hosts_of, shown_url
@@ -47,7 +48,7 @@ def are_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         event.wait()
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", 443))]
 
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr("tickwheel.webhooks.socket", stand_in(socket, getaddrinfo=getaddrinfo))
     yield event
     event.set()
 
