@@ -188,7 +188,8 @@ def terms(draw: st.DrawFn, low: int, high: int, names: str = "") -> Term:
             text, first, last = "*", low, high
         case "on":
             step = draw(st.integers(1, high))
-            return f"{begin}/{step}", set(range(first, high + 1, step))
+            start = 0 if begin.upper() == "SUN" else first  # day 0 here, as in a range
+            return f"{begin}/{step}", set(range(start, high + 1, step))
         case _:
             if end.upper() == "SUN" and begin == "7":
                 begin = "SUN"
