@@ -291,7 +291,7 @@ class InsideClient(LinkedClient):
     async def connect(self) -> Self:
         """Start the daemon, which takes as long as its store needs, then connect. Raise the error
         of the start."""
-        if self._state == "new":
+        if self.is_new:
             await self._inside.begin()
         return await super().connect()
 

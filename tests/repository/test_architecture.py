@@ -202,7 +202,7 @@ def test_modules_have_no_import_cycles() -> None:
 
 
 BUDGETS = {
-    "": 4_720, "api": 5_320, "cli": 7_820, "client": 13_750, "contrib": 1_250, "demo": 1_195,
+    "": 4_720, "api": 5_320, "cli": 7_820, "client": 13_760, "contrib": 1_250, "demo": 1_195,
     "engine": 12_440, "history": 6_310, "inbox": 1_680, "model": 3_840, "outbound": 2_355,
     "persistence": 15_070, "reports": 4_210, "server": 3_550, "server/access": 1_350,
     "server/fleet": 3_160, "server/http": 5_610, "server/metrics": 1_330, "server/shard": 12_470,

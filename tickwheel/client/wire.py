@@ -89,6 +89,11 @@ class LinkedClient(Client):
             await self._reconnector.stop(error)
 
     @property
+    def is_new(self) -> bool:
+        """Whether it has not begun to connect."""
+        return self._state == "new"
+
+    @property
     def is_asking(self) -> bool:
         """Whether a request waits to be sent or answered."""
         return self._state == "open" and self._reconnector.is_asking
