@@ -295,7 +295,7 @@ _ROWS_OF_PART = (
 )
 _NOTES_OF_PART = (
     " UNION ALL SELECT n.kind, n.id, n.batch, n.name, NULL, NULL, n.data"
-    " FROM unnest(${0}::bigint[]) AS i(id) JOIN note_{at} n ON n.id = i.id WHERE n.kind >= 2"
+    " FROM unnest(${0}::bigint[]) AS i(id) JOIN note_{at} n ON n.id = i.id WHERE n.kind <> 1"
 )
 
 

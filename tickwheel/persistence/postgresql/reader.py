@@ -49,6 +49,7 @@ from tickwheel.persistence.postgresql.driver import (
 )
 from tickwheel.persistence.postgresql.layout import (
     DEAD,
+    ENDED,
     LAST_BATCH,
     PROGRESS,
     TASK,
@@ -367,7 +368,9 @@ async def read_rows(
             notes[task_id, kind, name] = (number, data)
     progress: dict[int, list[ProgressRow]] = {}
     dead: dict[int, list[DeadRow]] = {}
-    for (task_id, kind, _), (_, note) in sorted(notes.items()):
+    for (task_id, kind, _), (number, note) in sorted(notes.items()):
+        if number <= notes.get((task_id, ENDED, ""), (0, None))[0]:
+            continue  # of an earlier task with this id
         if note is not None and kind == PROGRESS:
             progress.setdefault(task_id, []).append(decode_progress(note))
         elif note is not None:
