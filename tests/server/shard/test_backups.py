@@ -47,7 +47,7 @@ class BackupRig:
 
         return SimpleNamespace(
             core=SimpleNamespace(config=SimpleNamespace(shard=0)),
-            clock=SimpleNamespace(read=lambda: Now(self.clock(), 0)),
+            clock=SimpleNamespace(read=lambda: Now(self.clock.wall_ms(), 0)),
             settings=SimpleNamespace(backup_keep=keep, history_dir=str(folder / "history")),
             committer=SimpleNamespace(barrier=barrier),
             store=self.store,
