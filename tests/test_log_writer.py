@@ -17,7 +17,7 @@ import structlog
 from support.stand_in import stand_in
 from support.waiting import until
 from tickwheel import log_writer
-from tickwheel.log_writer import StreamWriter, unblocked, writer_of
+from tickwheel.log_writer import StreamWriter, ends_torn, unblocked, writer_of
 from tickwheel.server import logs
 
 PIPE_BYTES = 4_096
@@ -196,3 +196,15 @@ def test_the_last_lines_are_written_before_a_process_ends(tmp_path: Path) -> Non
     )
     done = run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines() == [*map(str, range(1000)), "last words"]
+
+
+@pytest.mark.parametrize(
+    ("content", "is_torn"), [(b"", False), (b"a\n", False), (b"a\nb", True), (None, False)]
+)
+def test_a_torn_end_is_seen_if_the_file_can_be_read(
+    tmp_path: Path, content: bytes | None, is_torn: bool
+) -> None:
+    path = tmp_path / "log"
+    if content is not None:
+        path.write_bytes(content)
+    assert ends_torn(path) is is_torn

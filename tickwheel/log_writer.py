@@ -23,6 +23,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Final, TextIO
 
 WAITING_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -159,6 +161,15 @@ class LogWriter:
 
 def _count(line: bytes) -> int:
     return line.count(b"\n") or 1
+
+
+def ends_torn(path: Path) -> bool:
+    """Return whether a file ends with a part of a line; False if this process may not read it, as
+    may be the case for an audit log."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+    return False
 
 
 _all: weakref.WeakSet[LogWriter] = weakref.WeakSet()

@@ -40,7 +40,7 @@ from tickwheel.api.kinds import DeadLetterPairs, Ids
 from tickwheel.api.verb import Audit, Need, Of, Right, Verb
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import Forbidden, InternalError, OutcomeUnknown, TickwheelError, shown
-from tickwheel.log_writer import LogWriter
+from tickwheel.log_writer import LogWriter, ends_torn
 from tickwheel.server import checks
 from tickwheel.server.shard.callers import PRINCIPALS_KEPT_MAX, Call, NullSink, Principal, Topics
 from tickwheel.server.shard.operations import table
@@ -112,10 +112,10 @@ class AuditLog(LogWriter):
             self.end()
             self._path.replace(self._path.with_name(f"{self._path.name}.1"))
         if self._fd is None:
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             self._fd = os.open(self._path, flags, 0o600)
-            self._bytes = size = os.fstat(self._fd).st_size
-            self.is_torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+            self._bytes = os.fstat(self._fd).st_size
+            self.is_torn = self._bytes > 0 and ends_torn(self._path)
             if self._bytes and self._bytes + len(line) > self._bytes_max:
                 self.write_line(line)
                 return
