@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,20 @@ def test_every_task_of_a_busy_hour_is_found(
 def test_an_answer_says_whether_it_is_whole(folder: Path, limit: int, complete: bool) -> None:
     found, is_whole = read.find_tasks(folder, Query(), limit)
     assert (len(found), is_whole) == (min(limit, 5), complete)
+
+
+def test_an_answer_keeps_only_the_newest_tasks_of_an_hour(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outlines, kept = read._outlines, list[int]()
+
+    def noted(folder: Path, since_ms: int, ids: Any, tally: Tally) -> Iterator[dict[str, Any]]:
+        kept.extend(ids)
+        return outlines(folder, since_ms, ids, tally)
+
+    monkeypatch.setattr(read, "_outlines", noted)
+    assert ids(read.find_tasks(folder, Query(), 2).found) == [LATER, D]
+    assert kept == [LATER, D, C, B]
 
 
 def test_an_answer_is_bounded_in_bytes_and_in_time(

@@ -380,11 +380,15 @@ _FIELDS: Final = (
 UNFINISHED: Final = "unfinished"
 
 
-def search_tasks(history_dir: Path, wanted: Query, tally: Tally) -> Iterator[dict[str, Any]]:
-    """Yield outlines of the tasks whose enqueue matches ``wanted``, newest first."""
+def search_tasks(
+    history_dir: Path, wanted: Query, tally: Tally, kept_max: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield outlines of the tasks whose enqueue matches ``wanted``, newest first. ``kept_max``:
+    the number of newest tasks of an hour that are kept in memory; None: all."""
     query = replace(wanted, events=ENQUEUED)
     for hour_ms, hour in reversed(hours(history_dir, query)):
-        ids = array("q", _enqueued(hour, query, tally))
+        enqueued = _enqueued(hour, query, tally)
+        ids = array("q", enqueued if kept_max is None else deque(enqueued, kept_max))
         ids.reverse()
         for start in range(0, len(ids), PART):
             yield from _outlines(history_dir, hour_ms, ids[start : start + PART], tally)
@@ -460,7 +464,8 @@ def _copy_fields(fields: dict[str, Any], event: Event) -> None:
 
 def find_tasks(folder: Path, query: Query, limit: int) -> Answer:
     """Return outlines of at most ``limit`` tasks."""
-    return _bounded(search_tasks(folder, query, TimedTally()), limit)
+    # One more tells that there are more.
+    return _bounded(search_tasks(folder, query, TimedTally(), limit + 1), limit)
 
 
 # --- the process that answers a daemon -----------------------------------------------------------
