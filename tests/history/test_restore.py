@@ -41,6 +41,7 @@ from tickwheel.history.restore import Plan, restore
 from tickwheel.model.kinds import PAUSED_KEY, SESSION, PausedKey, keyed
 from tickwheel.model.policies import BUILT_IN, RetryPolicy
 from tickwheel.model.records import (
+    BY_DUE_ALONE,
     ID_STEP,
     DeadRow,
     Failure,
@@ -217,6 +218,21 @@ async def test_attempts_failures_and_due_times_are_restored(tmp_path: Path) -> N
     }
     assert {i: row.due_ms for i, row in found.rows.items()} == {A: DUE, B: DUE, C: DUE, D: t(500)}
     assert report.waiting == 1
+
+
+async def test_failures_are_kept_when_the_clock_is_set_back_between_them(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, [TaskRow(i, DUE, "t", b"x") for i in (A, B)])
+    write(
+        tmp_path,
+        [[STARTED], [delivered([A, B], time_ms=t(6))],
+         [failed(EventKind.NACKED, i, 1, t(900), [t(901)], ["no"]) for i in (A, B)],
+         [delivered([A, B], 2, time_ms=t(20))],
+         [[EventKind.DEAD, t(30), "t", "g", [A], [2], ["never"]]], [stopped()]],
+    )  # fmt: skip
+    _, found = await restored(tmp_path, backup)
+    first, second = Failure(1, t(900), "no", "w@1"), Failure(2, t(30), "never", "w@1")
+    assert (found.dead[A, "g"].failures, found.dead[A, "g"].failed) == ((first, second), 2)
+    assert (found.progress[B, "g"].failures, found.progress[B, "g"].failed) == ((first,), 1)
 
 
 async def test_a_snoozed_task_waits_for_its_time(tmp_path: Path) -> None:
@@ -784,26 +800,39 @@ async def test_a_damaged_end_of_an_earlier_epoch_is_never_exact(
     assert len(report.gaps) == keeps_position + (left is not None)
 
 
-@pytest.mark.parametrize("behind_a_segment", [False, True])
+@pytest.mark.parametrize("since_at", ["behind a segment", "in it", "a later epoch"])
 async def test_a_clock_set_back_after_the_backup_hides_no_event(
-    tmp_path: Path, behind_a_segment: bool
+    tmp_path: Path, since_at: str
 ) -> None:
     rows = [TaskRow(make_id(10 + n), DUE + HOUR_MS, "t", b"x") for n in range(5)]
     backup = await make_backup(tmp_path, rows, position_ms=NOW_MS)
     before = minutes_of_enqueues(10, NOW_MS - 5 * 60_000, 5)
     back_ms = NOW_MS - 30 * 60_000
-    since = [
+    made = {"since_ms": back_ms, "since_id": str(BY_DUE_ALONE)}
+    since: list[list[Any]] = [
         [acked([rows[0].id], time_ms=back_ms)],
-        [enqueued([make_id(50)], **NEW, time_ms=back_ms + 1)],
+        [
+            [EventKind.GROUP, back_ms, "t", "late", "created", made],
+            [EventKind.GROUP, back_ms, "t", "g", "configured", {"paused": True}],
+            enqueued([make_id(50)], **NEW, time_ms=back_ms + 1),
+        ],
         [acked([rows[1].id], time_ms=back_ms + 2), stopped(back_ms + 3)],
     ]
-    if behind_a_segment:
+    if since_at == "a later epoch":
+        pieces(tmp_path, [BEGUN], *before)
+        crashed: Record = [EventKind.DAEMON, back_ms - 1, "started", {"clean": False}]
+        pieces(tmp_path, [crashed], *since, epoch=2)
+    elif since_at == "behind a segment":
         pieces(tmp_path, [BEGUN], *before, *since)
     else:
         pieces(tmp_path, [BEGUN, *(item for some in (*before, *since) for item in some)])
     report, new = await restored(tmp_path, backup)
     assert new.rows.keys() == {row.id for row in rows[2:]} | {make_id(50)}
-    assert report.exact and report.events == 4
+    groups = {row.group: row.settings for row in new.groups.values()}
+    assert groups.keys() == {"g", "late"} and groups["g"] == GroupSettings(paused=True)
+    crashes = int(since_at == "a later epoch")
+    assert (report.events, report.crashes) == (6 + crashes, crashes)
+    assert report.exact == (not crashes)
 
 
 async def test_copying_a_backup_equals_writing_its_rows(tmp_path: Path) -> None:

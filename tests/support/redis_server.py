@@ -41,6 +41,10 @@ def program() -> str:
     pytest.skip(reason)
 
 
+PATIENT = "connect_ms=20000&call_ms=20000"
+"""For those who need no answer in time: a machine that stands still for a second is no failure."""
+
+
 class RedisServer:
     """A server process that can be restarted on the same port and data."""
 
@@ -92,7 +96,8 @@ class RedisServer:
 
         async def prepare() -> None:
             for shard in range(shards):
-                administration = RedisAdministration(options_from(self.url(f"shard={shard}")))
+                options = options_from(self.url(f"{PATIENT}&shard={shard}"))
+                administration = RedisAdministration(options)
                 now_ms = int(time.time() * 1000)
                 await administration.lay_out(await administration.look(), now_ms, watch_s=0)
 

@@ -496,7 +496,7 @@ class Fold:
         if group is None:
             return  # a broadcast has no group
         task.holders = {**task.holders, group: str(event.get("subscriber", ""))}
-        past = past_of(task, group, until=(event["time_ms"], ATTEMPT_MAX))
+        past = past_of(task, group, before=event["attempt"])
         before = task.progress.get(group)
         delivery = event["attempt"], event["epoch"]
         if before is not None and (before.attempt, before.epoch) == delivery:
@@ -516,7 +516,7 @@ class Fold:
 
     def _released(self, task: Task, event: Event) -> None:
         group = event["group"]
-        past = past_of(task, group, until=(event["time_ms"], ATTEMPT_MAX))
+        past = past_of(task, group, before=event["attempt"])
         if "due_ms" in event:
             self._set(task, event, ProgressState.WAITING, past, event["due_ms"])
         elif past != NO_PAST:
@@ -573,7 +573,7 @@ class Fold:
         group, time_ms, attempt = event["group"], event["time_ms"], event["attempt"]
         reason = str(event.get("reason", ""))[:REASON_LENGTH_MAX]
         subscriber = str(event.get("subscriber") or task.holders.get(group, ""))
-        before = past_of(task, group, until=(time_ms, attempt - 1))
+        before = past_of(task, group, before=attempt)
         return before.with_failure(Failure(attempt, time_ms, reason, subscriber))
 
     def _set(
@@ -676,18 +676,14 @@ def is_done(row: ProgressRow | None) -> bool:
     return row is not None and row.state.is_over
 
 
-def past_of(task: Task, group: str, until: tuple[int, int] | None = None) -> Past:
-    """Return the task's failures in the group up to ``until`` (time, attempt). For an event from
-    before the backup, these are fewer than those in the backup. The number of postponements is
-    unknown."""
+def past_of(task: Task, group: str, before: int = ATTEMPT_MAX + 1) -> Past:
+    """Return the failures of the task's attempts in the group whose numbers are less than
+    ``before``. For an event from before the backup, these are fewer than those in the backup. Their
+    times say nothing, because clocks are set back. The number of postponements is unknown."""
     row = task.progress.get(group) or task.dead.get(group)
     if row is None:
         return NO_PAST
-    failures = row.failures
-    if until is not None:
-        failures = tuple(
-            failure for failure in failures if (failure.at_ms, failure.attempt) <= until
-        )
+    failures = tuple(failure for failure in row.failures if failure.attempt < before)
     later = [failure.is_death for failure in row.failures[len(failures) :]]
     failed = max(0, row.failed - later.count(False))
     return Past(failures, failed, deaths=max(0, row.deaths - later.count(True)))

@@ -605,6 +605,7 @@ class Replay:
         self._start = start
         self._backup_ms = backup_ms
         self._reaches_back = False
+        self._passed_backup = start is None
         self._ends: dict[int, int] = {}
         """Epoch → the number of its last event in a segment, if known."""
         self._last_position = (0, 0)
@@ -615,6 +616,16 @@ class Replay:
     def reaches_back(self) -> bool:
         """Whether the history begins before the backup ended; valid after ``events``."""
         return self._start is None or self._reaches_back
+
+    def precedes_backup(self, event: Event) -> bool:
+        """Return whether the event is older than the backup. Call this for the events in their
+        order: after the first that is newer all are, although a clock that was set back may have
+        given them earlier times."""
+        start = self._start
+        if not self._passed_backup and start is not None:
+            is_later = event.get("epoch", 0) > start.epoch or event["time_ms"] > self._backup_ms
+            self._passed_backup = is_later
+        return not self._passed_backup
 
     def expected(self) -> int | None:
         """Return the expected total number of events, or None if it is unknown."""
@@ -699,7 +710,9 @@ class Replay:
                 is_first = event["seq"] == 1 and event.get("event") == "started"
                 if epoch == start.epoch:
                     self._reaches_back |= is_first or time_ms <= self._backup_ms
-                if not start.is_backed_up(event) or time_ms < newest_ms - STEP_BACK_MS:
+                stepped_back = time_ms < newest_ms - STEP_BACK_MS
+                if stepped_back or not start.is_backed_up(event):
+                    self._passed_backup |= stepped_back
                     self._note_times(block[:index])
                     yield block[index:]
                     yield from blocks
@@ -718,12 +731,14 @@ class Replay:
         findings.clean_stop = last.get("event") == "stopped" and last.get("clean") is True
 
     def _note_events(self, block: list[Event]) -> None:
-        findings = self.findings
+        findings, backup_epoch = self.findings, self._start.epoch if self._start is not None else -1
         findings.events += len(block)
         self._note_times(block)
         for event in block:
             kind = event.get("event")
-            if kind == "started" and event["time_ms"] > self._backup_ms:
+            if kind == "started" and (
+                event.get("epoch", 0) > backup_epoch or event["time_ms"] > self._backup_ms
+            ):
                 findings.crashes += event.get("clean") is False
             elif kind == "dropped":
                 findings.drops += 1

@@ -409,7 +409,7 @@ class _Run:
     # --- events --------------------------------------------------------------------------------
 
     async def _take_events(self) -> None:
-        fold, backup = self._fold, self._backup
+        fold = self._fold
         epochs: set[int] = set()
         for block in self._replay.blocks():
             events = [event for event in block if self._is_ours(event)]
@@ -419,7 +419,7 @@ class _Run:
                 part = events[first : first + EVENTS_AT_ONCE]
                 await self._load_tasks(part)
                 for event in part:
-                    fold.apply(event, is_old=event["time_ms"] <= backup.position_ms)
+                    fold.apply(event, is_old=self._replay.precedes_backup(event))
         start = self._backup.start
         if start is not None and max(epochs, default=0) > start.epoch:
             epochs.add(start.epoch)
