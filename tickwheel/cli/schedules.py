@@ -158,7 +158,7 @@ def read_file(file: Path) -> dict[str, dict[str, Any]]:
     """Return name → arguments of ``Client.put_schedule``. Raise BadRequest naming the error."""
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # of tomllib too
         raise BadRequest(f"{file}: {error}") from None
     tables = content.pop("schedule", {})
     if content or not isinstance(tables, dict):

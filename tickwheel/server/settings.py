@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import tomllib
 from difflib import get_close_matches
 from ipaddress import ip_address, ip_network
 from itertools import pairwise
@@ -32,7 +31,13 @@ from tickwheel.history.daemon import HistoryOptions
 from tickwheel.history.spool import BYTES_MAX
 from tickwheel.history.writer import CLEAN_HOUR, DISK_CLEAN, DISK_WARN, RETENTION_S, SEGMENT_BYTES
 from tickwheel.limits import DELAY_LEVELS, SHARDS_MAX, Limits, parse_delay_levels
-from tickwheel.model.policies import DELAY_MS_MAX, InvalidPolicy, RetryPolicy, named_policies
+from tickwheel.model.policies import (
+    DELAY_MS_MAX,
+    RETRIES_MAX,
+    InvalidPolicy,
+    RetryPolicy,
+    named_policies,
+)
 from tickwheel.model.records import TRACE_LENGTH_MAX
 from tickwheel.model.values import INTEGER_MAX
 from tickwheel.server.shard.callers import TOKEN_TEXT
@@ -181,7 +186,7 @@ class Settings(BaseSettings):
     retry_base_s: float = Field(default=10.0, ge=0, le=DELAY_MS_MAX // 1000)
     retry_factor: float = Field(default=2.0, ge=1, le=1_000_000)
     retry_cap_s: float = Field(default=7_200.0, ge=0, le=DELAY_MS_MAX // 1000)
-    retry_max: int = Field(default=16, ge=0, le=1_000_000)
+    retry_max: int = Field(default=16, ge=0, le=RETRIES_MAX)
     retry_jitter: float = Field(default=0.1, ge=0, le=1)
     retry_policies: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Retry policies by name, in wire form: {"kind": "fixed", "delay_ms": 5000, …}."""
@@ -757,7 +762,7 @@ def load(config_path: str | None = None, overrides: dict[str, Any] | None = None
         return loaded(**{k: v for k, v in (overrides or {}).items() if v is not None})
     except ValidationError as error:
         raise BadRequest(_explain(error)) from None
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # of tomllib too
         raise BadRequest(f"config {config_path}: {error}") from None
 
 
