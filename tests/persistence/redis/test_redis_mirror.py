@@ -320,6 +320,25 @@ class TestReading:
             page = await subject.store.scan(-1, 10, "rare")
         assert ([t.row.id for t in page], batches) == ([40, 41], [])
 
+    async def test_a_long_list_of_dead_letters_does_the_same(
+        self, subject: Subject, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(reader, "PAGE_MAX", 5)
+        topics = {i: "rare" if i in (1, 40) else "t" for i in range(1, 41)}
+        await subject.commit(tasks(topics))
+        letters = {(i, "g"): DeadRow(i, "g", name, 1, 1, "") for i, name in topics.items()}
+        await subject.commit(Effects(dead={**letters}))
+        batches = [Effects(dead={(1, "g"): None})]
+
+        async def land(delay_s: float) -> None:
+            while batches:
+                await subject.commit(batches.pop())
+
+        with monkeypatch.context() as patch:
+            patch.setattr(reader, "asyncio", stand_in(asyncio, sleep=land))
+            page = await subject.store.scan_dead((-1, ""), 10, "rare", None)
+        assert (page, batches) == ([letters[40, "g"]], [])
+
     async def test_the_indexes_forget_what_has_ended(
         self, subject: Subject, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -453,7 +453,16 @@ class Reader:
             matching += [
                 row for row in rows if topic in (None, row.topic) and group in (None, row.group)
             ]
+            if self._mirror.complete and len(matching) < limit:  # a filter can exclude all
+                await asyncio.sleep(0)
+                matching = self._still_dead(matching)
         return matching[:limit]
+
+    def _still_dead(self, rows: Sequence[DeadRow]) -> list[DeadRow]:
+        """Return these dead letters as they are now, without those that batches have removed."""
+        keys = {row[:2] for row in rows}
+        ids = dict.fromkeys(row.id for row in rows)
+        return [row for i in ids for row in self._mirror.dead(i) if row[:2] in keys]
 
     def _dead_page(self, after: ProgressKey) -> tuple[list[DeadRow], ProgressKey] | None:
         """Return dead letters after ``after`` and the next position, or None at the end."""
