@@ -481,6 +481,20 @@ def test_putting_the_same_schedule_again_is_unchanged(rig: ScheduleRig) -> None:
     assert rig.planned().row.runs == 1
 
 
+def test_a_changed_overlap_applies_to_an_unfinished_task(rig: ScheduleRig) -> None:
+    rig.subscribe("s")
+    rig.put(anchor_ms=NOW_MS)
+    rig.settle()
+    rig.after(10_000).settle()
+    got = rig.one()
+    assert rig.put(anchor_ms=NOW_MS, overlap="skip") == "updated"
+    rig.after(10_000).settle()
+    assert (rig.times_of(), rig.core.totals.schedules_overlapped) == (after(10), 1)
+    rig.ack(got)
+    rig.after(10_000).settle()
+    assert rig.times_of()[-1:] == after(30)
+
+
 def test_deleting_a_schedule_keeps_its_tasks(rig: ScheduleRig) -> None:
     rig.put(overlap="skip")
     rig.settle()

@@ -119,7 +119,7 @@ class Schedules:
     def restore(self, row: ScheduleRow, table: Timetable) -> None:
         """Restore a schedule. Then look up its newest task and call ``unwatch_ended``."""
         entry = self._schedule_heap.by_name[row.schedule.name] = LoadedSchedule(row, table)
-        if row.last_id and row.schedule.overlap != "allow":
+        if row.last_id:
             self._schedule_heap.watch(entry)
         self._schedule_heap.arm(entry)
 
@@ -198,7 +198,7 @@ class Schedules:
             undo = self._core.open.runs[entry]
             undo.missed, undo.overlapped = decision.missed, decision.overlapped
             undo.late_ms = [now_ms - planned_ms for planned_ms in fired]
-            self._schedule_heap.unwatch(entry)
+            undo.watched_id = undo.before.last_id if entry.unfinished else 0
         else:
             totals.schedules_missed += decision.missed
             totals.schedules_overlapped += decision.overlapped
@@ -206,7 +206,7 @@ class Schedules:
         self._core.open.effects.put(SCHEDULE, row)
         if decision.outcomes:
             self._core.recorder.occurred(row, decision.outcomes, now_ms, staged=bool(fired))
-        if fired and row.schedule.overlap != "allow":
+        if fired:  # with any ``overlap``, which can be changed before the task ends
             self._schedule_heap.watch(entry)
 
     def _stage(
@@ -275,9 +275,6 @@ class Schedules:
         entry.row = row
         self._core.open.effects.put(SCHEDULE, row)
         self._core.recorder.schedule_changed(row, event, same_body=same_body)
-        must_watch = row.last_id and row.schedule.overlap != "allow"
-        if entry.unfinished and not must_watch:
-            self._schedule_heap.unwatch(entry)
         self._schedule_heap.arm(entry)
 
 

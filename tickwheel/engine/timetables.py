@@ -590,6 +590,9 @@ class Undo:
     """Number of overlapping occurrences, which is added to the totals when the batch is durable."""
     late_ms: list[int] = field(default_factory=list)
     """Lateness of the fired occurrences in ms."""
+    watched_id: int = 0
+    """Id of the earlier task if it has not ended, which stays watched until the batch's fate is
+    known; otherwise 0."""
 
 
 @dataclass(slots=True, eq=False)
@@ -680,6 +683,7 @@ class ScheduleHeap:
         """Record that the batch with these runs is durable."""
         for entry, undo in runs.items():
             self.late_ms += undo.late_ms
+            self._watched.pop(undo.watched_id, None)
             entry.staged = False
             self.arm(entry)
 
@@ -687,10 +691,11 @@ class ScheduleHeap:
         """Restore schedules whose runs were refused with their batch. An unfinished earlier task
         stays watched, because a run on demand does not affect it."""
         for entry, undo in runs.items():
-            if entry.row.last_id != undo.before.last_id:
-                # The newest task is forgotten. When it was created, all earlier tasks had ended.
+            if entry.row.last_id != undo.before.last_id:  # the newest task is forgotten
                 self.unwatch(entry)
             entry.row = undo.before
+            if undo.watched_id in self._watched:
+                entry.unfinished = True
             entry.staged = False
             self.arm(entry)
 
@@ -724,8 +729,9 @@ class ScheduleHeap:
             newest_ids = [i for i in watched if i in ids]
         for task_id in newest_ids:
             entry = watched.pop(task_id)
-            entry.unfinished = False
-            self.arm(entry)
+            if entry.row.last_id == task_id:
+                entry.unfinished = False
+                self.arm(entry)
 
     def watched_ids(self) -> list[int]:
         """Return the ids of the watched tasks, which must be looked up after a restart."""
