@@ -11,7 +11,7 @@ from support.engine_rig import Got
 from tickwheel.engine.firing import Broadcaster
 from tickwheel.engine.groups import Original, repeated_task
 from tickwheel.engine.ordering import shared_value
-from tickwheel.model.records import Outcome, Replayed, TaskOptions, size_of
+from tickwheel.model.records import ID_STEP, Outcome, Replayed, TaskOptions, size_of
 
 
 class ResetRig(FilterRig):
@@ -66,6 +66,7 @@ WAYS = {
     "filtered": True,
     "expired": False,
     "expired after a failure": False,
+    "replaced": False,
 }
 """How group a stands with a task that b still has; whether a reset gives it to a again."""
 
@@ -79,8 +80,9 @@ def stand(rig: ResetRig, way: str) -> int:
         rig.subscribe("t", "b")  # it is in flight there, when its time to live is over
         assert [got.id for got in rig.tick()] == [task_id]
     else:
-        rig.subscribe("t", "a")
-        (got,) = rig.tick()
+        for name in "ab" if way == "replaced" else "a":
+            rig.subscribe("t", name)
+        (got,) = (each for each in rig.tick() if each.group.name == "a")
         settle(rig, got, way)
     if way.startswith("expired"):
         if way != "expired":
@@ -95,6 +97,11 @@ def settle(rig: ResetRig, got: Got, way: str) -> None:
         assert rig.ack(got) == "acked"
     elif way in ("waits", "expired after a failure"):
         assert rig.nack(got, delay_ms=60_000) == "retrying"
+    elif way == "replaced":
+        known = rig.find(got.id)
+        assert known is not None
+        rig.engine.control.give_way(known, got.id + ID_STEP, rig.now_ms)
+        assert rig.nack(got) == "cancelled"
     elif way != "in flight":
         rig.reject(got)
         if way == "a letter that was deleted":

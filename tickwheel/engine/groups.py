@@ -510,15 +510,15 @@ class Resets:
 
     def can_repeat(self, group: Group, snapshot: TaskSnapshot) -> bool:
         """Return whether a stored due task can be given to the group again, because the group has
-        finished it (unless it expired) or was never owed it. The rules of ownership also apply to
-        tasks that have not yet fired again after a restart."""
+        finished it (unless it expired or was replaced) or was never owed it. The rules of ownership
+        also apply to tasks that have not yet fired again after a restart."""
         row, topic = snapshot.row, group.topic
         if row.id > self._core.wheel_id:
             return False
         if row.options is not None and row.options.replayed is not None:
             return False
         if is_done(snapshot, group):
-            return snapshot.progress[group.name].state is not ProgressState.EXPIRED
+            return snapshot.progress[group.name].state is ProgressState.DONE
         return group not in owing(
             topic.groups, row, snapshot.progress.keys() | snapshot.dead.keys()
         )
