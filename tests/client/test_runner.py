@@ -82,6 +82,18 @@ async def test_a_delivery_stopped_before_it_starts_is_released(again: bool) -> N
     assert given.became == ["dropped", "released"]
 
 
+async def test_a_runner_that_goes_on_has_the_lease_of_its_new_delivery_at_once() -> None:
+    first, second = Given(), Given()
+    second.lease_until_s = 60.0
+    one = runner(first)
+    while "acked" not in first.became:
+        await turns()
+    assert one.go_on(second)  # type: ignore[arg-type]
+    assert (one.delivery, one.until_s) == (second, 60.0)
+    one.stop()
+    await asyncio.wait_for(one.task, 5)
+
+
 async def test_a_delivery_lost_before_it_starts_is_dropped() -> None:
     given = Given()
     one = runner(given)

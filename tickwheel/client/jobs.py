@@ -329,6 +329,8 @@ class Runner:
         if self._next.done():
             return False
         self.delivery = delivery
+        if delivery is not None:  # at once: the runner's task continues later
+            self.until_s = delivery.lease_until_s
         self._next.set_result(delivery)
         return True
 
