@@ -93,6 +93,24 @@ def test_a_worker_in_the_application_handles_enqueued_tasks(running: Daemon) -> 
         assert str(seen[-1].id) == answer.json()
 
 
+def test_a_handler_enqueues_typed_tasks_with_the_applications_client(running: Daemon) -> None:
+    worker, seen, done = collecting("typed.second")
+    second = task("typed.second")(ship)
+    worker.register(second, group="other")
+
+    @worker.on("typed.first")
+    async def first(delivery: Delivery) -> None:
+        await second.enqueue(7)
+
+    with TestClient(application(url=running.url, worker=worker)) as http:
+        assert http.post("/typed.first").status_code == 201
+        assert done.wait(WAIT_S)
+    assert [delivery.topic for delivery in seen] == ["typed.second"]
+
+
+async def ship(number: int) -> None: ...
+
+
 @task("orders.typed")
 def close_order(number: int) -> None: ...
 

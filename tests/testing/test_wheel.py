@@ -155,6 +155,17 @@ async def test_a_schedule_fires_at_its_times(wheel: TestWheel) -> None:
         assert wheel.now == BEGIN + timedelta(days=7), "what a schedule will enqueue is no task yet"
 
 
+async def test_run_until_idle_does_not_wait_for_a_held_order_key(wheel: TestWheel) -> None:
+    work = Work(wheel)
+    work.fails.add(b"never")
+    async with wheel.working(work.worker):
+        await wheel.client.put_schedule("daily", topic="other", every="1d")
+        await wheel.client.enqueue("t", b"never", order_key="k")
+        await wheel.run_until_idle()
+    assert len(work.came) == 16
+    assert wheel.now - BEGIN < timedelta(days=1)
+
+
 async def test_run_until_idle_raises_if_tasks_remain(wheel: TestWheel) -> None:
     work = Work(wheel, retry=Retry.fixed(60, retries=1_000))
     work.fails.add(b"bad")

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
@@ -172,7 +172,9 @@ class Worker:
         self._stopping = False
         self._lanes: list[Lane] = []
         self._stand_in: Client | None = None
-        """The client that enqueues typed tasks while a test replaces the worker's client."""
+        """The client that enqueues typed tasks while the handlers run on another client."""
+        self._sources: tuple[Worker, ...] = ()
+        """The workers whose handlers these are, if ``joined`` made this worker."""
         self._exit: BaseException | None = None
         """The SystemExit or KeyboardInterrupt of a handler that ``run`` raises at its end."""
         self._stop_requested: asyncio.Event | None = None
@@ -238,7 +240,7 @@ class Worker:
 
     @contextmanager
     def enqueuing_with(self, client: Client) -> Iterator[None]:
-        """Enqueue this worker's typed tasks with another client during the block, in a test."""
+        """Enqueue this worker's typed tasks with another client during the block."""
         before, self._stand_in = self._stand_in, client
         try:
             yield
@@ -289,16 +291,19 @@ class Worker:
         self._stop_requested, self._hurry = asyncio.Event(), asyncio.Event()
         if self._stopping:
             return
-        owns_connection = self._client._state == "new"
-        if owns_connection and not await self._connect(wait=wait):
-            return
-        try:
-            watched = on_signals(self.stop, self._hurry.set) if self._signals else nullcontext()
-            with watched:
-                await self._work(routes)
-        finally:
-            if owns_connection:
-                await self._client.close()
+        with ExitStack() as stack:
+            for source in self._sources:
+                stack.enter_context(source.enqueuing_with(self._client))
+            owns_connection = self._client._state == "new"
+            if owns_connection and not await self._connect(wait=wait):
+                return
+            try:
+                watched = on_signals(self.stop, self._hurry.set) if self._signals else nullcontext()
+                with watched:
+                    await self._work(routes)
+            finally:
+                if owns_connection:
+                    await self._client.close()
         if self._exit is not None:
             raise self._exit
 
@@ -390,11 +395,12 @@ def joined(
     signals: bool,
     adapt: Callable[[Route], Route] = lambda route: route,
 ) -> Worker:
-    """Return one worker on another client with the handlers of all ``workers``, which do not
-    change. ``adapt`` returns the route to use for a handler. Raise BadRequest when two handlers
-    have the same topic and group."""
+    """Return one worker on another client with the handlers of all ``workers``. While it runs,
+    their typed tasks are enqueued with this client. ``adapt`` returns the route to use for a
+    handler. Raise BadRequest when two handlers have the same topic and group."""
     workers = list(workers)
     merged = Worker(client, grace=max(w._grace_s for w in workers), signals=signals)
+    merged._sources = tuple(workers)
     for r in (r for worker in workers for r in worker._routes):
         if any((m.topic, m.group) == (r.topic, r.group) for m in merged._routes):
             raise BadRequest(f"topic {r.topic!r}, group {r.group!r} has two handlers")

@@ -881,6 +881,14 @@ class Core:
         if topic.default_backlog is group and group.ready_count < self.config.backlog_max:
             self.full_topics.pop(topic.name, None)
 
+    @property
+    def waiting_for_attempts(self) -> int:
+        """Number of tasks that wait for their next attempt, without those of held order keys."""
+        return sum(
+            any(group.waiting[task_id] != NEVER_MS for group in groups)
+            for task_id, groups in self.retrying.items()
+        )
+
     def hold_key(self, group: Group, task_id: int, attempts: DeliveryAttempts, now_ms: int) -> None:
         """Keep the task waiting in ``group`` until an operator resolves its held key."""
         group.delivery_attempts[task_id] = attempts

@@ -184,16 +184,15 @@ class TestWheel:
         client = self._client_for(worker)
         await client.connect()
         copy = joined(client, [worker], signals=False)
-        with worker.enqueuing_with(client):
-            running = asyncio.ensure_future(copy.run())
-            self._working.append(copy)
-            try:
-                await _until(lambda: running.done() or copy.started.is_set())
-                yield
-            finally:
-                copy.stop()
-                self._working.remove(copy)
-                await running
+        running = asyncio.ensure_future(copy.run())
+        self._working.append(copy)
+        try:
+            await _until(lambda: running.done() or copy.started.is_set())
+            yield
+        finally:
+            copy.stop()
+            self._working.remove(copy)
+            await running
 
     def _client_for(self, worker: Worker) -> Client:
         """Return this wheel's client, or a new one with the worker's encoding of bodies."""
@@ -245,10 +244,9 @@ class TestWheel:
         ``within``."""
         until_ms = self._sources.now_ms + duration_ms(within, "within")
         await self.settle()
-        while (core := self._shard.core).scheduled or core.retrying:
+        while waiting := self._shard.core.scheduled + self._shard.core.waiting_for_attempts:
             wait_ms = self._next_wait_ms()
             if wait_ms is None or self._sources.now_ms + wait_ms > until_ms:
-                waiting = core.scheduled + len(core.retrying)
                 tasks = "1 task is" if waiting == 1 else f"{waiting} tasks are"
                 raise StillBusy(f"{tasks} still waiting after {within}")
             await self._advance_to(self._sources.now_ms + max(1, wait_ms))
