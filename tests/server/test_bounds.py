@@ -301,6 +301,11 @@ async def test_backlog_of_a_topic_without_groups_is_limited(make: Make) -> None:
     await rig.until(lambda: rig.core.full_topics)
     refused(await peer.enqueue(("t", b"x", 0)), "backlog_full", "backlog_max")
     ok(await peer.enqueue(("other", b"x", 0)))
+    every = {"topic": "t", "body": b"", "every_ms": 60_000}
+    ok(await peer.call(T.SCHEDULE_PUT, "s", every))
+    for verb, fields in (("run", {}), ("backfill", {"from_ms": 0, "to_ms": 3_600_000})):
+        answer = await peer.call(T.SCHEDULE, "s", verb, fields)
+        refused(answer, "backlog_full", "backlog_max")
 
 
 async def test_topics_are_limited(make: Make) -> None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.api.tasks import kept_options
 from tickwheel.engine.timetables import BadTiming, Timetable
 from tickwheel.errors import (
-    BacklogFull,
     BadRequest,
     Forbidden,
     LimitExceeded,
@@ -275,7 +274,7 @@ class Scheduling:
         NotFound, or any error of an enqueue."""
 
         def act(entry: LoadedSchedule) -> None:
-            self._check_room(1)
+            self._check_room(entry, 1)
             schedules = self._parts.border.act().schedules
             schedules.run(entry, call.replies, call.number, call.now.now_ms)
             self._parts.wake()
@@ -301,17 +300,16 @@ class Scheduling:
                 )
             if not times_ms:
                 raise BadRequest("no occurrence is planned between from_ms and to_ms")
-            self._check_room(len(times_ms))
+            self._check_room(entry, len(times_ms))
             schedules = self._parts.border.act().schedules
             schedules.backfill(entry, times_ms, call.replies, call.number, call.now.now_ms)
             self._parts.wake()
 
         self._change_when_settled(call, act)
 
-    def _check_room(self, count: int) -> None:
+    def _check_room(self, entry: LoadedSchedule, count: int) -> None:
         self._check_accepting()
-        if count > self._core.room:
-            raise BacklogFull(f"there is no room for {count} more tasks (tasks_max, scheduled_max)")
+        self._new_tasks.check_room([(entry.row.schedule.topic, 0, b"", None)] * count)
 
     # --- shared --------------------------------------------------------------------------------
 
