@@ -30,6 +30,7 @@ from tickwheel.model.kinds import (
 from tickwheel.model.records import GroupRow, SettingsCounter
 from tickwheel.persistence import ShardFolder, open_siblings, open_url, shard_url
 from tickwheel.persistence.contract import Siblings, StoreAway
+from tickwheel.persistence.on_server import RESTORE_OWNERS
 from tickwheel.persistence.redis import siblings as redis_siblings
 from tickwheel.persistence.redis.connection import Connection
 
@@ -123,6 +124,17 @@ async def test_which_records_are_there(subject: Subject, siblings: Siblings) -> 
     await subject.commit(Effects(records=dict(zip(there, rows.values(), strict=True))))
     absent: list[RecordKey] = [(SCHEDULE, "nobody has this"), (CLAIM, there[0][1])]
     assert list(await siblings.contains(2, [*there, *absent])) == [True, True, True, False, False]
+
+
+async def test_a_shard_without_data_proves_no_record_absent(urls: Urls, siblings: Siblings) -> None:
+    filling = open_url(urls(3))
+    await filling.open(f"{RESTORE_OWNERS}1", 0)
+    if "sqlite" not in urls(3):  # a restored file appears when it is complete
+        with pytest.raises(StoreAway, match="no daemon uses it"):
+            await siblings.contains(3, [(SCHEDULE, "s")])
+    await filling.close(clean=True)
+    with pytest.raises(StoreAway, match="no daemon uses it|cannot read"):
+        await siblings.contains(4, [(SCHEDULE, "s")])
 
 
 @pytest.mark.parametrize("at_once", [100, 10_000])

@@ -495,7 +495,8 @@ class Siblings(Protocol):
         ...
 
     async def contains(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
-        """Return, for each key, whether a shard has a record under it. Raise StoreError."""
+        """Return, for each key, whether a shard has a record under it. Raise StoreError, also if
+        the shard may be incomplete: then a missing record does not prove that it does not exist."""
         ...
 
     async def close(self) -> None: ...

@@ -17,6 +17,7 @@ from tickwheel.persistence.codec import decode_node, encode_node
 from tickwheel.persistence.contract import (
     LEADER_WATCH_S,
     NodesSeen,
+    StoreAway,
     StoreBroken,
     StoreError,
     StoreUnreachable,
@@ -251,6 +252,18 @@ class ServerNodes:
 # --- administration ------------------------------------------------------------------------------
 
 INIT_OWNER: Final = "init"
+RESTORE_OWNERS: Final = "restore/"
+"""Prefix of the owners of a shard while a restore fills it."""
+
+
+def check_whole(shard: str, owner: str) -> None:
+    """Raise StoreAway if a shard has no data of a daemon, or may not have all of it."""
+    if owner in ("", INIT_OWNER) or owner.startswith(RESTORE_OWNERS):
+        raise StoreAway(
+            f"{shard} is {f'owned by {owner}' if owner else 'empty'}; no daemon uses it"
+        )
+
+
 """The owner of a shard that an operator has initialized."""
 WATCH_STEP_S: Final = 0.25
 

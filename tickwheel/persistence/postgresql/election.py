@@ -26,7 +26,7 @@ from tickwheel.persistence.contract import (
     StoreAway,
     StoreError,
 )
-from tickwheel.persistence.on_server import ServerNodes, ServerTrouble
+from tickwheel.persistence.on_server import ServerNodes, ServerTrouble, check_whole
 from tickwheel.persistence.postgresql import opening
 from tickwheel.persistence.postgresql.driver import (
     LOOKUPS,
@@ -333,7 +333,7 @@ class PostgresSiblings:
                 await self._link.ready()
 
     async def settings(self, shard: int, known_number: int | None) -> SiblingSettings:
-        async def read(at: str) -> SiblingSettings:
+        async def read(at: str, owner: str) -> SiblingSettings:
             rows = await self._link.fetch(records_statement(at, f"kind = {COUNTER.number}"))
             counter = decode_record(COUNTER, rows[0]["data"]) if rows else SettingsCounter()
             if counter.number == known_number:
@@ -341,12 +341,13 @@ class PostgresSiblings:
             rows = await self._link.fetch(records_statement(at, f"kind = {GROUP.number}"))
             return SiblingSettings(counter, [decode_record(GROUP, row["data"]) for row in rows])
 
-        return await self._read(shard, read, SiblingSettings(SettingsCounter(), ()))
+        return await self._read(shard, read) or SiblingSettings(SettingsCounter(), ())
 
     async def contains(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
         wanted = [(kind.number, key_text(key)) for kind, key in keys]
 
-        async def read(at: str) -> Sequence[bool]:
+        async def read(at: str, owner: str) -> Sequence[bool]:
+            check_whole(f"shard {shard}", owner)
             statement = records_statement(
                 at,
                 f"(kind, left(key, {KEY_CHARS}), key) IN (SELECT kind, left(key, {KEY_CHARS}), key"
@@ -357,11 +358,14 @@ class PostgresSiblings:
             found = {(row["kind"], row["key"]) for row in rows}
             return [pair in found for pair in wanted]
 
-        return await self._read(shard, read, [False] * len(wanted))
+        existing = await self._read(shard, read)
+        if existing is None:
+            check_whole(f"shard {shard}", "")
+        return existing or ()
 
-    async def _read(self, shard: int, read: Callable[[str], Awaitable[_T]], empty: _T) -> _T:
-        """Call ``read`` with the current generation of a shard, inside a snapshot. Return ``empty``
-        for a shard that does not exist. Raise StoreAway."""
+    async def _read(self, shard: int, read: Callable[[str, str], Awaitable[_T]]) -> _T | None:
+        """Call ``read`` with the current generation and the owner of a shard, inside a snapshot.
+        Return None for a shard that does not exist. Raise StoreAway."""
         loop, name = asyncio.get_running_loop(), f"shard {shard} of {self._options.name}"
         async with self._lock:
             if loop.time() < self._away_until_s:
@@ -370,9 +374,9 @@ class PostgresSiblings:
                 try:
                     async with self._link.transaction(SNAPSHOT):
                         rows = await self._link.fetch(
-                            "SELECT generation FROM shard WHERE number = $1", shard
+                            "SELECT generation, owner FROM shard WHERE number = $1", shard
                         )
-                        return await read(f"{shard}_{rows[0][0]}") if rows else empty
+                        return await read(f"{shard}_{rows[0][0]}", rows[0][1]) if rows else None
                 except ServerTrouble as error:
                     # The shard may just have dropped this generation.
                     if not is_table_dropped(error) or attempt == TRIES - 1:

@@ -18,7 +18,13 @@ from tickwheel.model.kinds import COUNTER, GROUP, RecordKey
 from tickwheel.model.records import GroupRow, SettingsCounter
 from tickwheel.persistence.codec import decode_record
 from tickwheel.persistence.contract import SiblingSettings, StoreAway
-from tickwheel.persistence.on_server import Address, NoReply, NotConnected, ServerTrouble
+from tickwheel.persistence.on_server import (
+    Address,
+    NoReply,
+    NotConnected,
+    ServerTrouble,
+    check_whole,
+)
 from tickwheel.persistence.redis.connection import (
     SHARD_MOVED_ERRORS,
     TEMPORARY_ERRORS,
@@ -70,10 +76,14 @@ class RedisSiblings:
 
     async def contains(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
         fields = [record_field(key) for key in keys]
-        records: list[Any] = await self._read(
-            shard, lambda link, its: link.call("HMGET", its.named["records"], *fields)
-        )
-        return [record is not None for record in records]
+
+        async def read(link: Connection, its: Keys) -> list[Any]:
+            records: list[Any] = await link.call("HMGET", its.named["records"], *fields)
+            owner, rewriting = await link.call("HMGET", its.named["wheel"], "owner", "rewriting")
+            check_whole(its.shard, "" if rewriting is not None else (owner or b"").decode())
+            return records
+
+        return [record is not None for record in await self._read(shard, read)]
 
     async def _read(self, shard: int, ask: _Ask[_T]) -> _T:
         """Call ``ask`` for a shard. Raise StoreAway."""

@@ -69,7 +69,7 @@ def _open_snapshot(path: str) -> Iterator[sqlite3.Connection | None]:
 def _contains(path: str, keys: Sequence[RecordKey]) -> Sequence[bool]:
     with _open_snapshot(path) as connection:
         if connection is None:
-            return [False] * len(keys)
+            raise StoreAway(f"{path} is empty; no daemon uses it")
         rows = ((kind.number, key_text(key)) for kind, key in keys)
         return [connection.execute(_EXISTS, row).fetchone() is not None for row in rows]
 
