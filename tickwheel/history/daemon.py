@@ -237,7 +237,7 @@ class Recorder:
         now_ms, names = self._clock()[0], (group.topic.name, group.name)
         self._note(EventKind.ACKED, now_ms, *names, "", self._epoch, [task_id], attempt, 0, ended)
 
-    def nacked(self, lease: Lease, reason: str, next_ms: int, now_ms: int) -> None:
+    def nacked(self, lease: Lease, reason: str, next_ms: int | None, now_ms: int) -> None:
         self._repeat(1, EventKind.NACKED, now_ms, *_lease_fields(lease), [next_ms], reason)
 
     def lease_over(
@@ -336,6 +336,8 @@ class Recorder:
             details["part"], tasks = added.part, len(added.halves)
         if event in _WITH_AGE:
             details["age_ms"] = max(0, now_ms - row.began_ms)
+        if row.state.is_decided:  # who may see it after a restore
+            details |= {"topics": row.topics, "owner": row.owner}
         if row.checks:
             details |= {"checks": row.checks, "asked": row.asked}
         record = [

@@ -414,7 +414,9 @@ def _half_map(half: Half) -> dict[str, Any]:
 
 
 def _is_visible(row: TransactionRow, topic_filter: TopicFilter | None) -> bool:
-    return topic_filter is None or all(map(topic_filter, row.topics))
+    # The topics are unknown if an older release wrote the history of a restored transaction.
+    is_known = bool(row.topics) or not row.tasks
+    return topic_filter is None or (is_known and all(map(topic_filter, row.topics)))
 
 
 class _Conditions(NamedTuple):
