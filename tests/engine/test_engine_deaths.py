@@ -142,6 +142,26 @@ def test_other_lost_deliveries_are_failures(rig: Rig, end: Callable[[Rig, Got], 
     assert rig.core.totals.deaths == 0
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_lease_extended_on_another_connection_belongs_to_it(rig: Rig, restarts: bool) -> None:
+    first = rig.subscribe()
+    task_id = rig.enqueue()
+    (got,) = handed_out(rig)
+    rig.commit()
+    if restarts:
+        rig.stop_and_start()
+    else:
+        rig.disconnect(first)
+    second = rig.subscribe(prefetch=1)
+    rig.extend(got, 10 * LEASE_MS, second)
+    rig.enqueue()
+    assert handed_out(rig) == [], "its prefetch is used up"
+    kill(rig, second)
+    rig.commit()
+    row = rig.rows.progress[task_id, "default"]
+    assert (row.state, row.deaths, row.failed) == (ProgressState.WAITING, 1, 0)
+
+
 def test_settled_and_extended_deliveries_do_not_count_as_deaths(rig: Rig) -> None:
     consumer = rig.subscribe()
     for _ in range(4):

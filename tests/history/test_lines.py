@@ -189,6 +189,15 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         ],
     ),
     (
+        [EventKind.NACKED, T, "t", "g", "w", [5], [2], [None], ["no"]],
+        [
+            {
+                "event": "nacked", **TASK, "group": "g", "attempt": 2, "reason": "no",
+                "subscriber": "w",
+            }
+        ],
+    ),
+    (
         [EventKind.LEASE_OVER, T, "t", "g", "w", [5], [2], "lease over"],
         [
             {

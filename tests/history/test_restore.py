@@ -235,6 +235,23 @@ async def test_failures_are_kept_when_the_clock_is_set_back_between_them(tmp_pat
     assert (found.progress[B, "g"].failures, found.progress[B, "g"].failed) == ((first,), 1)
 
 
+@pytest.mark.parametrize("overdue", [True, False])
+async def test_a_held_order_key_is_restored_as_held(tmp_path: Path, overdue: bool) -> None:
+    keyed_options = TaskOptions(order_key="k")
+    held_before = ProgressRow(B, "g", ProgressState.HELD, 1, t(-9), 1)
+    rows = [TaskRow(i, t(-50), "t", b"x", keyed_options) for i in (A, B)]
+    backup = await make_backup(tmp_path, rows, progress=[held_before])
+    write(
+        tmp_path,
+        [[STARTED], [delivered([A], time_ms=t(6))],
+         [failed(EventKind.NACKED, A, 1, t(10), [None], ["no"])], [stopped()]],
+    )  # fmt: skip
+    report, found = await restored(tmp_path, backup, include_overdue=overdue)
+    states = {(row.id, row.state, row.at_ms) for row in found.progress.values()}
+    assert states == {(A, ProgressState.HELD, t(10)), (B, ProgressState.HELD, t(-9))}
+    assert report.overdue == 0
+
+
 async def test_a_snoozed_task_waits_for_its_time(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [OLD])
     write(

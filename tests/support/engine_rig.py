@@ -10,7 +10,7 @@ from typing import Any
 
 from support.engine_rig_base import CONFIG, GRACE_MS, LEASE_MS, NOW_MS, RETRY, Got, RigBase
 from tickwheel.engine.enqueue import Request
-from tickwheel.engine.topics import Group, Lease
+from tickwheel.engine.topics import Group, Lease, Subscriber
 from tickwheel.model.policies import Coalescing
 from tickwheel.model.records import ID_STEP, TaskOptions, TaskSnapshot
 from tickwheel.server.shard.groups import begin_group
@@ -59,8 +59,8 @@ class Rig(RigBase):
     def snooze(self, got: Got, delay_ms: int) -> str:
         return self.engine.settlement.snooze(self.held(got), delay_ms, self.now_ms)
 
-    def extend(self, got: Got, lease_ms: int) -> None:
-        self.engine.settlement.extend(self.held(got), lease_ms, self.mono_ms)
+    def extend(self, got: Got, lease_ms: int, by: Subscriber | None = None) -> None:
+        self.engine.settlement.extend(self.held(got), lease_ms, self.mono_ms, by)
 
     # --- commands by id ------------------------------------------------------------------------
 

@@ -92,8 +92,9 @@ class Recorder(Protocol):
     def acked_without_lease(self, group: Group, task_id: int, attempt: int, *, ended: bool) -> None:
         """Report that a group has finished a task that it did not have in flight."""
 
-    def nacked(self, lease: Lease, reason: str, next_ms: int, now_ms: int) -> None:
-        """Report a failed attempt; the next attempt is at ``next_ms``."""
+    def nacked(self, lease: Lease, reason: str, next_ms: int | None, now_ms: int) -> None:
+        """Report a failed attempt; the next attempt is at ``next_ms``, or never by itself (None),
+        because the task's order key is held."""
 
     def lease_over(
         self, lease: Lease, reason: str, now_ms: int, until_ms: int | None = None

@@ -277,15 +277,23 @@ class Settlement:
         """End a lease of a group that is being deleted. The caller must finish the task."""
         self._end_one(GROUP_CLOSED, lease)
 
-    def extend(self, lease: Lease, lease_ms: int, mono_ms: int) -> None:
-        """Set the end of the lease to ``lease_ms`` from now, which proves its consumer alive."""
+    def extend(
+        self, lease: Lease, lease_ms: int, mono_ms: int, by: Subscriber | None = None
+    ) -> None:
+        """Set the end of the lease to ``lease_ms`` from now, which proves its consumer alive. A
+        lease whose connection is gone then belongs to ``by``, the subscriber that extends it."""
         lease.deadline_mono_ms = mono_ms + lease_ms
         if lease.checkpointed:  # otherwise the lease is already in ``unsaved``
             lease.checkpointed = False
             self._core.unsaved.append(lease)
-        if lease.subscriber.gone_mono_ms is not None:
-            del lease.subscriber.held[lease.id]
-            lease.subscriber = lease.group.detached
+        detached = lease.group.detached
+        if lease.subscriber is detached or lease.subscriber.gone_mono_ms is not None:
+            lease.subscriber.held.pop(lease.id, None)
+            lease.subscriber = by or detached
+            if by is not None:
+                by.held[lease.id] = lease
+                by.outstanding += 1
+                by.presence.unsettled += 1
         self._core.expires(lease.group, lease.deadline_mono_ms)
 
     # --- the end of a lease ----------------------------------------------------------------
@@ -431,7 +439,7 @@ class Settlement:
         self._keep_attempts(lease)
         core.hold_key(lease.group, lease.id, lease.group.delivery_attempts[lease.id], now_ms)
         core.orderings.by_group[lease.group].hold(lease, now_ms)
-        core.recorder.nacked(lease, failure.reason, now_ms, now_ms)
+        core.recorder.nacked(lease, failure.reason, None, now_ms)
 
     def _ready_again(self, lease: Lease, now_ms: int, *, front: bool) -> None:
         """Make a task ready again. ``front`` means that it was returned unstarted."""

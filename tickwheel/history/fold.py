@@ -318,11 +318,17 @@ class Transactions:
 
     def _decide(self, event: Event, state: TransactionState, first_id: int) -> None:
         name, at_ms, details = event["transaction"], event["time_ms"], event["details"]
+        began_ms = at_ms - details.get("age_ms", 0)
+        before = self._heads.get(name) or TransactionRow(
+            name, details["group"], state, began_ms, at_ms
+        )
         self._drop(name)
         self._lost.pop(name, None)
-        self._heads[name] = TransactionRow(
-            name, details["group"], state, at_ms, at_ms, event["count"], details["bytes"],
-            decided_ms=at_ms, first_id=first_id,
+        self._heads[name] = before._replace(
+            state=state, tasks=event["count"], size_bytes=details["bytes"], decided_ms=at_ms,
+            topics=tuple(details.get("topics", before.topics)), first_id=first_id,
+            checks=details.get("checks", before.checks), asked=details.get("asked", before.asked),
+            owner=details.get("owner", before.owner),
         )  # fmt: skip
 
     def _fill(self, name: str, first: int, count: int, tasks: Mapping[int, Task]) -> None:
@@ -504,8 +510,9 @@ class Fold:
         self._set(task, event, ProgressState.IN_FLIGHT, past)
 
     def _nacked(self, task: Task, event: Event) -> None:
-        past = self._failed(task, event)
-        self._set(task, event, ProgressState.WAITING, past, event["due_ms"])
+        past, next_ms = self._failed(task, event), event.get("due_ms")
+        state = ProgressState.HELD if next_ms is None else ProgressState.WAITING
+        self._set(task, event, state, past, next_ms)
 
     def _lease_over(self, task: Task, event: Event) -> None:
         past = self._failed(task, event)

@@ -287,7 +287,8 @@ class Renderer:
 
     def _ended_deliveries(
         self, heading: tuple[int, str, str, str | None], subscriber: str | None,
-        columns: tuple[Sequence[int], Any, Any], seq: int, dues: Sequence[int] | None = None,
+        columns: tuple[Sequence[int], Any, Any], seq: int,
+        dues: Sequence[int | None] | None = None,
     ) -> Iterable[str]:  # fmt: skip
         """Return the lines of ended deliveries. ``columns``: ids, attempts and reasons."""
         ids, attempts, reasons = columns
@@ -430,8 +431,8 @@ def _subscriber_field(subscriber: str | None) -> str:
     return f',"subscriber":{quote(subscriber)}' if subscriber else ""
 
 
-def _whens(dues: Sequence[int]) -> list[str]:
-    return [f',"due_ms":{due:d}' for due in dues]
+def _whens(dues: Sequence[int | None]) -> list[str]:
+    return ["" if due is None else f',"due_ms":{due:d}' for due in dues]
 
 
 def _column(value: Any, count: int) -> list[Any]:

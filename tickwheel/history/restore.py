@@ -60,6 +60,7 @@ from tickwheel.persistence.contract import (
 )
 from tickwheel.persistence.filling import PAGE, Filler, new_sqlite, pages
 from tickwheel.persistence.identity import restored
+from tickwheel.persistence.on_server import RESTORE_OWNERS
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.sqlite.database import (
     SINCE_EPOCH,
@@ -238,7 +239,7 @@ async def filling(
     ``since_epoch`` is taken from the backup and kept by a SQLite store. ``after`` is the mark of
     the last restored epoch; the store's next epoch begins a new branch. A SQLite store begins as a
     copy of ``base``."""
-    owner = f"restore/{uuid.uuid4().hex[:12]}"
+    owner = f"{RESTORE_OWNERS}{uuid.uuid4().hex[:12]}"
     if parse(url).kind == "sqlite":
         path = os.path.realpath(parse(url).path)
         meta: dict[str, int | str] = {**restored(after)}
@@ -505,7 +506,9 @@ class _Run:
         held_back = {
             row.group
             for row in task.progress
-            if is_done(row) or (_waits(row) and row.at_ms > self._now_ms)
+            if is_done(row)
+            or row.state is ProgressState.HELD
+            or (_waits(row) and row.at_ms > self._now_ms)
         }
         letters = {row.group for row in task.dead}
         held_back |= letters

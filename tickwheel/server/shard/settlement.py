@@ -176,12 +176,15 @@ class Settling:
         self._check_receipts(epoch, ids, attempts)
         checks.lease(lease_ms, self._parts.limits)
 
-        def extend_lease(lease: Lease, index: int) -> str:
-            self._settlement.extend(lease, lease_ms, now.mono_ms)
-            return "extended"
-
         receipts = [(i, epoch, a) for i, a in zip(ids, attempts, strict=True)]
         group_or_none = self._group(topic, group)
+        mine = (s for s in caller.subscribers.values() if s.group is group_or_none)
+        subscriber = next(mine, None)
+
+        def extend_lease(lease: Lease, index: int) -> str:
+            self._settlement.extend(lease, lease_ms, now.mono_ms, subscriber)
+            return "extended"
+
         self._settle(caller, request, group_or_none, receipts, extend_lease, "extended")
 
     def release(
