@@ -110,11 +110,11 @@ class Taker:
         """Take rows until ``stop``. Raise Conflict if the outcome of a batch is uncertain, and
         Unauthorized or TlsFailed if the daemon does not accept this process."""
         pause_s = AGAIN_S
-        while not self._stopping.is_set():
+        while self._goes_on():
             began_s = time.monotonic()
             try:
                 await self._inbox.open()
-                while not self._stopping.is_set() and not await self._inbox.lead():
+                while self._goes_on() and not await self._inbox.lead():
                     await self._wait(TIDY_S)
                 if not self._stopping.is_set():
                     self.leads = True
@@ -129,10 +129,20 @@ class Taker:
             finally:
                 self.leads = False
                 await self._inbox.close()
+            if not self._goes_on():
+                return
             if time.monotonic() - began_s > AGAIN_MAX_S:
                 pause_s = AGAIN_S
             await self._wait(pause_s)
             pause_s = min(AGAIN_MAX_S, 2 * pause_s)
+
+    def _goes_on(self) -> bool:
+        """Return False after ``stop``. Raise CancelledError if this task was cancelled: a driver
+        can report the loss of its connection instead of the cancellation."""
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
+        return not self._stopping.is_set()
 
     async def _wait(self, wait_s: float) -> None:
         """Wait for ``stop``, at most ``wait_s``."""
@@ -160,7 +170,7 @@ class Taker:
         try:
             await self._begin(client)
             pause_s = POLL_S
-            while not self._stopping.is_set():
+            while self._goes_on():
                 rows = await inbox.read()
                 if rows:
                     await self._send(client, rows)
