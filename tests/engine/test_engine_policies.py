@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine.test_engine_ordering import OrderRig
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, GRACE_MS, LEASE_MS, Got, Rig
 from tickwheel.model.policies import BUILT_IN, RetryPolicy
@@ -137,6 +138,30 @@ def test_retries_left_count_down_while_it_fails(rig: Rig) -> None:
         ("in_flight", 2), ("waiting", 2), ("in_flight", 1), ("waiting", 1), ("in_flight", 0),
         ("dead", 0),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [("hold", [1, 1, 0, 0]), ("dead", [1, 1, 0, 0]), ("retry", [None, None, None, None])],
+)
+def test_retries_left_of_ordered_tasks_follow_the_groups_rules(
+    failure: str, expected: list[int | None]
+) -> None:
+    rig = OrderRig()
+    rig.subscribe()
+    rig.configure("t", "default", order_attempts=2, order_failure=failure, order_retry_ms=5)
+    task_id = rig.put("k")
+    seen = []
+    for _ in range(2):
+        got = rig.one()
+        for step in (lambda: None, lambda got=got: rig.nack(got)):
+            step()
+            known = rig.find(task_id)
+            assert known is not None
+            seen.append(rig.engine.control.view(known, 0)["default"].retries_left)
+        rig.commit()
+        rig.pass_time(5)
+    assert seen == expected
 
 
 def test_the_failing_consumer_is_recorded(rig: Rig) -> None:

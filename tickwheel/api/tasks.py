@@ -529,7 +529,8 @@ class GroupInfo(Answer):
     failures: Annotated[tuple[Failure, ...], "The failed attempts of this group, the oldest first."]
     retries_left: Annotated[
         int | None,
-        "How many retries are left before the task is dead; None if the daemon does not report it.",
+        "How many retries are left before the task is dead or its order key held; None without a"
+        " limit.",
     ] = None
     snoozes: Annotated[int, "How many times the task was snoozed."] = 0
     deaths: Annotated[int, "How many consumers died while they held the task."] = 0

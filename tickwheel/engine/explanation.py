@@ -241,22 +241,22 @@ def _reason_of_lease(group: Group, task_id: int, view: GroupView, of: str) -> Re
 
 
 def _reason_of_wait(task_id: int, view: GroupView, context: ExplainContext, of: str) -> Reason:
-    if view.failures:
-        last = view.failures[-1]
+    last = view.failures[-1] if view.failures else None
+    if last is not None and last.attempt == view.attempt:
         has_died = last.reason.startswith(CONSUMER_DIED)
         event = f"attempt {last.attempt} failed"
         if has_died:
             event = f"the consumer of attempt {last.attempt} died"
-        why = f"{event}: {_first_line(last.reason)}"
+        # An operator may have moved the next attempt.
+        why = f"; {event}: {_first_line(last.reason)}"
     elif view.snoozes:
-        why = f"its consumers have postponed it {_plural(view.snoozes, 'time', 'times')}"
+        why = f"; its consumers have postponed it {_plural(view.snoozes, 'time', 'times')}"
     else:
-        why = "it was rescheduled"
+        why = ", because it was rescheduled"
     left = max(0, view.at_ms - context.now_ms)
     return Reason(
         Explained.RETRY_WAIT,
-        f"It is delivered to {of} again {shown_time(view.at_ms)}, in {_duration(left)}, because"
-        f" {why}.",
+        f"It is delivered to {of} again {shown_time(view.at_ms)}, in {_duration(left)}{why}.",
         f"tickwheel run-now {task_id}",
         next_ms=view.at_ms,
     )

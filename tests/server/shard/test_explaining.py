@@ -297,6 +297,19 @@ async def of_one_that_was_postponed(daemon: InProcess, peer: Peer) -> Wanted:
 
 
 @scene("retry_wait")
+async def of_one_that_was_postponed_after_a_failure(daemon: InProcess, peer: Peer) -> Wanted:
+    retry = {"kind": "fixed", "delay_ms": 0, "retries": 5, "jitter": 0}
+    await peer.do(T.GROUP_CREATE, "t", "g", {"retry": retry})
+    [task] = await put(daemon, peer, {})
+    await fail(daemon, peer, "the bank said no")
+    await daemon.settle()
+    epoch, [(_, attempt)] = await pull(peer)
+    await peer.do(T.SNOOZE, "t", "g", ((task, epoch, attempt, 60_000),))
+    await daemon.settle()
+    return {"id": task, "detail": "; its consumers have postponed it 1 time"}
+
+
+@scene("retry_wait")
 async def of_one_that_was_moved(daemon: InProcess, peer: Peer) -> Wanted:
     await peer.do(T.GROUP_CREATE, "t", "g", None)
     await peer.do(T.GROUP_CREATE, "t", "other", None)
