@@ -169,6 +169,17 @@ def test_a_replayed_group_gets_matching_tasks(rig: FilterRig) -> None:
     assert rig.views(one).keys() == {"a", "b"}
 
 
+def test_a_task_that_fires_during_a_replay_is_counted_once(rig: FilterRig) -> None:
+    rig.make("a")
+    rig.put(1_000, tag="eu")
+    group = rig.make("b", US, 0)
+    rig.after(1_000).fire()
+    assert group.filtered == 1
+    while rig.replay(group):
+        pass
+    assert group.filtered == 1
+
+
 @pytest.mark.parametrize("tag", ["eu", "us"])
 def test_a_task_finished_before_a_replay_reaches_it_is_filtered_then(
     rig: FilterRig, tag: str

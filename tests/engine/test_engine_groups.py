@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from support.engine_recount import recount
 from support.engine_rig import Got, Rig
+from tickwheel.model.policies import Coalescing
 from tickwheel.model.records import ProgressState
 
 
@@ -211,3 +214,31 @@ def test_a_rescheduled_ready_task_is_owed_again_when_due(rig: Rig) -> None:
     rig.after(1).subscribe(group="c")
     assert rig.after(4_999).one().group.name == "c"
     assert [rig.group(name=name).ready_count for name in "ab"] == [1, 1]
+
+
+@pytest.mark.parametrize("end", ["nack", "ack", "crash"])
+@pytest.mark.parametrize("made", ["after the newer task", "before it", "with its replay"])
+def test_a_replay_gives_no_older_body_after_a_newer_one(rig: Rig, made: str, end: str) -> None:
+    rig.subscribe(group="a")
+    rig.enqueue(key="k", body=b"old")
+    got = rig.one()
+    rig.commit()
+    rig.pass_time(10)
+    if made != "after the newer task":
+        rig.create_group("t", "late", 0, replays=made == "with its replay")
+    rig.coalesce(Coalescing("replace"), 0, b"new")
+    rig.commit()
+    if made == "after the newer task":
+        rig.create_group("t", "late", 0, replays=False)
+    if end == "crash":
+        rig.commit()
+        rig.crash()
+    else:
+        assert (rig.nack(got, 0) if end == "nack" else rig.ack(got)) in ("cancelled", "acked")
+    late = rig.group("t", "late")
+    while rig.replay(late):
+        pass
+    rig.subscribe(group="late")
+    assert [each.body for each in rig.tick() if each.group is late] == [b"new"]
+    rig.commit()
+    recount(rig)

@@ -170,7 +170,7 @@ def test_a_replaced_task_names_its_replacement_and_failure() -> None:
     task_id = rig.enqueue()
     got, known = rig.one(), rig.find(task_id)
     assert known is not None
-    rig.engine.control.give_way(known, task_id + ID_STEP)
+    rig.engine.control.give_way(known, task_id + ID_STEP, rig.now_ms)
     assert rig.nack(got, reason="no") == "cancelled"
     rig.commit()
     results = [json.loads(line) for _, one in rig.history for line in RENDERER.render(one, 1)]

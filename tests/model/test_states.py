@@ -78,7 +78,7 @@ class Life:
         self.in_flight()
         known = self.rig.find(self.task_id)
         assert known is not None
-        self.rig.engine.control.give_way(known, self.task_id + 1)
+        self.rig.engine.control.give_way(known, self.task_id + 1, self.rig.now_ms)
 
     def dead(self) -> None:
         self.in_flight()

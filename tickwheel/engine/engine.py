@@ -17,7 +17,7 @@ from tickwheel.engine.enqueue import Coalescer, Intake
 from tickwheel.engine.events import Recorder
 from tickwheel.engine.firing import Firing
 from tickwheel.engine.groups import Closing, Grouping, Resets, TopicClosing
-from tickwheel.engine.ownership import Ownership
+from tickwheel.engine.ownership import Ownership, newer_of
 from tickwheel.engine.schedules import Schedules
 from tickwheel.engine.settlement import DeadLetters, Settlement
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Batch, Core, EngineConfig, strip_ended
@@ -245,8 +245,13 @@ class Recovery:
             return
         if not groups:
             core.count_unfinished(topic.name, -1)
+        newer_id = newer_of(snapshot)
         for group in groups:
             progress = snapshot.progress.get(group.name)
+            if progress is None and newer_id is not None:
+                # A replay had not examined the task when the newer one replaced it.
+                self._ownership.give_way(group, row, 0, newer_id)
+                continue
             self._restore_progress(group, snapshot, progress, now_ms, mono_ms, lease_ms_max)
 
     def _restore_progress(

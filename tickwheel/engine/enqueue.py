@@ -721,7 +721,7 @@ class Coalescer:
             if plan.is_accepted:
                 core.open.accepted.update(ids)
         for snapshot, newest in plan.overtaken.values():
-            self._control.give_way(snapshot, plan.final_state(newest, ids)[0])
+            self._control.give_way(snapshot, plan.final_state(newest, ids)[0], now_ms)
         depends_on_id = 0 if plan.is_accepted else max((*ids[-1:], plan.staged_id))
         merged = tuple((int(outcome), *plan.final_state(of, ids)) for outcome, of in plan.outcomes)
         self._count(request, merged, now_ms, is_certain=not depends_on_id)

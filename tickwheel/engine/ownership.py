@@ -178,6 +178,15 @@ def is_done(snapshot: TaskSnapshot, group: Group) -> bool:
     return progress is not None and progress.state.is_over
 
 
+def newer_of(snapshot: TaskSnapshot) -> int | None:
+    """Return the id of the newer task that has replaced a due task, 0 if the id is no longer
+    known, or None if none has. Groups without a record of the task must then not receive it."""
+    rows = snapshot.progress.values()
+    newer_id = max((row.replaced_by for row in rows), default=0)
+    is_replaced = newer_id or any(row.state is ProgressState.REPLACED for row in rows)
+    return newer_id if is_replaced else None
+
+
 # --- the engine: groups and tasks in memory --------------------------------------------------
 
 
@@ -350,7 +359,8 @@ class Ownership:
             return []
         if topic.filtering:
             groups = self._wanting(topic, groups, row)
-        if groups and (len(groups) > 1 or groups[0] is not topic.first_group):
+        # A running replay must know that the task fired after its group was created.
+        if groups and (len(groups) > 1 or groups[0] is not topic.first_group or topic.replays):
             core.owed[row.id] = PendingGroups({group.name for group in groups}, topic.made)
         for _ in groups[1:]:
             core.lifetimes.begin(row)
@@ -424,8 +434,16 @@ class Ownership:
 
     # --- a group finishes a task -------------------------------------------------------------
 
-    def finish(self, group: Group, of: Lease | TaskRow, outcome: Outcome = Outcome.ACKED) -> bool:
-        """Finish a task for ``group``. Return whether the task has ended."""
+    def finish(
+        self,
+        group: Group,
+        of: Lease | TaskRow,
+        outcome: Outcome = Outcome.ACKED,
+        *,
+        offers: bool = True,
+    ) -> bool:
+        """Finish a task for ``group``. Return whether the task has ended. ``offers``: replays that
+        have not examined it can get it."""
         core, task_id, made = self._core, of.id, 0
         owed = core.owed.get(task_id)
         if owed is not None:
@@ -438,7 +456,7 @@ class Ownership:
                     core.count_unfinished(group.topic.name, -1)
                 return False
             made = owed.made
-        if group.topic.replays and self._give_to_replays(group, of, made):
+        if offers and group.topic.replays and self._give_to_replays(group, of, made):
             return False
         key = of.traits.key if isinstance(of, Lease) else key_of(of)
         core.end(task_id, outcome, group.topic.name, key)
@@ -447,16 +465,17 @@ class Ownership:
     def give_way(
         self, group: Group, of: Lease | TaskRow, attempt: int, by: int, after: str = ""
     ) -> None:
-        """Finish a task for ``group`` that the newer task ``by`` replaces. It must already have
-        been removed from the group's queues. ``after`` describes how its last delivery ended."""
+        """Finish a task for ``group`` that the newer task ``by`` (0: unknown) replaces. It must
+        already have been removed from the group's queues. ``after`` describes how its last delivery
+        ended."""
         core, topic = self._core, group.topic
-        last = self.finish(group, of, Outcome.CANCELLED)
+        last = self.finish(group, of, Outcome.CANCELLED, offers=False)
         if last:
             core.totals.cancelled += 1
             topic.cancelled += 1
         else:
             core.note_done(of.id, group, attempt, 0, ProgressState.REPLACED)
-        reason = f"replaced by {by}" + (f"; {after}" if after else "")
+        reason = f"replaced by {by or 'a newer task'}" + (f"; {after}" if after else "")
         core.recorder.ended(topic.name, group.name, CANCELLED, of.id, last=last, reason=reason)
 
     def to_dead_letters(self, group: Group, task_id: int) -> None:
@@ -492,7 +511,7 @@ class Ownership:
         until the replay reaches it."""
         core, topic, task_id = self._core, group.topic, of.id
         traits = of.traits if isinstance(of, Lease) else traits_of(of)
-        if traits.is_replayed:
+        if traits.is_replayed or (isinstance(of, Lease) and of.past.replaced_by):
             return False
         claiming = [
             replay
@@ -567,6 +586,12 @@ class Ownership:
                     group.topic.replays[owner].seen.add(row.id)
         owed.remaining.add(group.name)
         replay.given += 1
+        leases = [owner.flight[row.id] for owner in owners if row.id in owner.flight]
+        newer_id = max((lease.past.replaced_by for lease in leases), default=0)
+        replaced_by = newer_id or newer_of(snapshot)
+        if replaced_by is not None:
+            self.give_way(group, row, core.take_number(group, row.id), replaced_by)
+            return
         core.add_due(group, row, now_ms)
         core.lifetimes.begin(row)
 

@@ -61,6 +61,7 @@ from tickwheel.model.kinds import (
 from tickwheel.model.records import (
     NO_PAST,
     Failure,
+    OrderRules,
     Outcome,
     State,
     TaskOptions,
@@ -92,7 +93,8 @@ class GroupView(NamedTuple):
     attempt: int
     at_ms: int
     failures: tuple[Failure, ...]
-    retries_left: int
+    retries_left: int | None
+    """None if their number has no limit."""
     snoozes: int = 0
     deaths: int = 0
 
@@ -135,7 +137,6 @@ class Control:
     def view(self, snapshot: TaskSnapshot, mono_to_wall_ms: int) -> dict[str, GroupView]:
         """Return the task's state in each group; ``mono_to_wall_ms`` converts lease ends."""
         task_id = snapshot.row.id
-        own = snapshot.row.options.retry if snapshot.row.options is not None else None
         views: dict[str, GroupView] = {}
         for name, dead in snapshot.dead.items():
             views[name] = GroupView(
@@ -165,7 +166,9 @@ class Control:
                 attempt,
                 snapshot.row.due_ms if at_ms is None else at_ms,
                 past.failures,
-                self._core.policy(own, group).retries_left(past.failed + (lease is not None)),
+                0
+                if state == "held"
+                else self._retries_left(group, snapshot.row, past.failed + (lease is not None)),
                 past.snoozes,
                 past.deaths,
             )
@@ -181,6 +184,15 @@ class Control:
             ):
                 views[group.name] = GroupView("filtered", 0, snapshot.row.due_ms, (), 0)
         return views
+
+    def _retries_left(self, group: Group, row: TaskRow, counted: int) -> int | None:
+        """Return how many retries are left after ``counted`` failed or unfinished deliveries, or
+        None if there is no limit. An order key replaces the retry policy."""
+        if has_order(row):
+            attempts_max = OrderRules.of(group.settings.order).attempts
+            return None if attempts_max is None else max(0, attempts_max - max(1, counted))
+        own = row.options.retry if row.options is not None else None
+        return self._core.policy(own, group).retries_left(counted)
 
     # --- cancel, reschedule --------------------------------------------------------------
 
@@ -276,10 +288,13 @@ class Control:
         core.hold(row)
         core.recorder.replaced(source, row, now_ms)
 
-    def give_way(self, snapshot: TaskSnapshot, newer_id: int) -> None:
+    def give_way(self, snapshot: TaskSnapshot, newer_id: int, now_ms: int) -> None:
         """Let the task ``newer_id`` replace a task that groups have already received. Where it is
         in flight, it ends when its delivery ends without an ack; elsewhere at once."""
         core, row = self._core, snapshot.row
+        self._ownership.examine_ahead(snapshot, now_ms)
+        if row.id in core.open.effects.ended:
+            return  # looking ahead found that every group has finished the task
         for group in self._ownership.groups_of(snapshot):
             lease = group.flight.get(row.id)
             if group.is_closed:
