@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
@@ -26,6 +26,23 @@ async def finish_despite_cancellation(work: Awaitable[_T]) -> _T:
     if cancelled is not None:
         raise cancelled
     return result
+
+
+AGAIN_S = 0.1
+
+
+async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel tasks and wait for their ends, whatever these are. Cancel again what has not ended
+    after ``AGAIN_S``: a library can report the result or the loss of a connection that came at the
+    same moment, and then the task goes on."""
+    pending = {task for task in tasks if not task.done()}
+    while pending:
+        for task in pending:
+            task.cancel()
+        ended, pending = await asyncio.wait(pending, timeout=AGAIN_S)
+        for task in ended:
+            if not task.cancelled():
+                task.exception()  # it is not reported as never retrieved
 
 
 async def in_thread(work: Callable[[], _T]) -> _T:

@@ -16,6 +16,7 @@ from support.postgresql import PostgresServer
 from tickwheel.client.wire import NumberedClient
 from tickwheel.inbox import open_inbox
 from tickwheel.inbox.taker import Taker
+from tickwheel.waiting import cancel_all
 
 _numbers = count(1)
 
@@ -60,8 +61,7 @@ class Taking:
     async def kill(self) -> None:
         """End it at once, wherever it is."""
         assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_all([self._task])
 
     async def stop(self) -> None:
         assert self._task is not None

@@ -675,3 +675,25 @@ def test_the_url_of_an_inbox_is_checked(url: str) -> None:
         url += "x" * 64
     with pytest.raises(BadRequest, match="must be"):
         open_inbox(url)
+
+
+async def test_a_taker_ends_although_its_driver_loses_the_cancellation() -> None:
+    class Losing:
+        label = "inbox"
+
+        async def open(self) -> None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise InboxTrouble("the connection is lost") from None
+
+        async def close(self) -> None:
+            pass
+
+    losing: Any = Losing()
+    never: Any = None
+    running = asyncio.create_task(taker.Taker(losing, never).run())
+    await asyncio.sleep(0)  # real time: none
+    running.cancel()
+    await asyncio.wait([running], timeout=WAIT_S)
+    assert running.cancelled()

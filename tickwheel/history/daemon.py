@@ -38,6 +38,7 @@ from tickwheel.history.spool import BYTES_MAX, Pending, Spool, take_pending
 from tickwheel.history.writer import DISK_CLEAN, DISK_WARN, RETENTION_S, WriterOptions
 from tickwheel.persistence.contract import Evidence, Opened
 from tickwheel.version import __version__
+from tickwheel.waiting import cancel_all
 
 if TYPE_CHECKING:
     from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
@@ -669,8 +670,7 @@ class History:
         ended, _ = await asyncio.wait((writing,), timeout=FINISH_S)
         if not ended:
             self._on_event("history_unfinished", "the next start writes the rest of the spool")
-            writing.cancel()
-            await asyncio.gather(writing, return_exceptions=True)
+            await cancel_all([writing])
 
     async def _write_for_ever(self) -> None:
         while True:

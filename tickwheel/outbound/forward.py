@@ -56,6 +56,7 @@ from tickwheel.outbound.target import (
     message,
     needs,
 )
+from tickwheel.waiting import cancel_all
 
 if TYPE_CHECKING:
     from tickwheel.api.tasks import Value
@@ -364,8 +365,7 @@ class AmqpTarget:
             await asyncio.wait(tasks, timeout=ANSWER_S)
             is_blocked = not all(task.done() for task in tasks) and await self._is_blocked()
         finally:
-            for task in tasks:
-                task.cancel()
+            await cancel_all(tasks)
         results = await asyncio.gather(*tasks, return_exceptions=True)
         return self._outcomes(results, BLOCKED if is_blocked else None)
 

@@ -26,6 +26,7 @@ from tickwheel.client.delivery import Delivery
 from tickwheel.errors import Conflict, InternalError, NotFound, TickwheelError
 from tickwheel.outbound.runner import Runner, checked
 from tickwheel.outbound.target import Outcome, Target, error_text, target_of
+from tickwheel.waiting import cancel_all
 from tickwheel.webhooks import Guard, Signer
 
 if TYPE_CHECKING:
@@ -72,8 +73,7 @@ class Job:
         """Stop sending, and wait for running requests."""
         if self._runner is not None:
             await self._runner.stop()
-        self._work.cancel()
-        await asyncio.gather(self._work, return_exceptions=True)
+        await cancel_all([self._work])
 
     async def _run(self) -> None:
         while not self._is_over:

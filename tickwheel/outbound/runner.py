@@ -38,6 +38,7 @@ from tickwheel.client.delivery import Delivery
 from tickwheel.client.subscription import REASON_CHARACTERS_MAX
 from tickwheel.errors import BadRequest, Forbidden, TickwheelError, shown
 from tickwheel.outbound.target import NotNow, Outcome, Target, error_text
+from tickwheel.waiting import cancel_all
 
 if TYPE_CHECKING:
     from tickwheel.client.leases import InHand, Leases
@@ -204,9 +205,7 @@ class Runner:
     async def _shut_down(self) -> None:
         self._stopping.set()
         tasks = [*self._lanes, *([] if self._connecting is None else [self._connecting])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
         await self._close_target()
         with suppress(TimeoutError):
             async with asyncio.timeout(RELEASE_ANSWER_S):

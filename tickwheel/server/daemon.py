@@ -44,6 +44,7 @@ from tickwheel.server.roles import Roles, check_folders, readiness, status_map
 from tickwheel.server.settings import Settings, split_address
 from tickwheel.server.shard.operations import Operations, StandbyOperations
 from tickwheel.server.tcp.listener import Listener, value_bytes
+from tickwheel.waiting import cancel_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -292,8 +293,7 @@ class Daemon:
         """Drain and stop the daemon, which may not have started or may already have failed."""
         self.draining = True
         if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+            await cancel_all([self._running])
         self.listener.end_standby("the daemon is shutting down")
         shard, self.roles.shard = self.roles.shard, None
         clean = False

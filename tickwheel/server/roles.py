@@ -58,6 +58,7 @@ from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import HOT_BYTES_MAX, REDIS_RESIDENT_BYTES_MAX, Settings
 from tickwheel.server.shard.shard import Recovering, Shard
 from tickwheel.version import __version__
+from tickwheel.waiting import cancel_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -424,9 +425,7 @@ class Roles:
                 self.history.end(closed)
             held = [task for task in (self._hold, self._watch) if task is not None]
             self._hold = self._watch = None
-            for task in held:
-                task.cancel()
-            await asyncio.gather(*held, return_exceptions=True)
+            await cancel_all(held)
             if self._leadership is not None:
                 await self._leadership.resign()
 

@@ -35,7 +35,7 @@ from tickwheel.model.lateness import LATE_MS
 from tickwheel.model.records import id_time_ms
 from tickwheel.model.values import place_in_trace
 from tickwheel.version import __version__
-from tickwheel.waiting import in_thread
+from tickwheel.waiting import cancel_all, in_thread
 
 if TYPE_CHECKING:
     from tickwheel.clock import Clock
@@ -232,8 +232,7 @@ class Tracing:
         conversion, self._conversion = self._conversion, None
         if conversion is None:
             return
-        conversion.cancel()
-        await asyncio.gather(conversion, return_exceptions=True)
+        await cancel_all([conversion])
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
                 await self._convert_notes()

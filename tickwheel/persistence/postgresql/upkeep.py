@@ -39,6 +39,7 @@ from tickwheel.persistence.postgresql.layout import (
 )
 from tickwheel.persistence.postgresql.opening import drop, drop_abandoned, next_number
 from tickwheel.persistence.postgresql.writer import Filling
+from tickwheel.waiting import cancel_all
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -86,8 +87,7 @@ class Upkeep:
     async def stop(self) -> None:
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await cancel_all([task])
         await self._link.close()
 
     async def _run(self, parts: Parts, upto: int) -> None:

@@ -42,6 +42,7 @@ from tickwheel.persistence.redis.driver import (
     ServerError,
 )
 from tickwheel.persistence.redis.layout import Script
+from tickwheel.waiting import cancel_all
 
 SLOTS = 16_384
 ASK_TIMEOUT_DIVISOR = 2
@@ -157,9 +158,7 @@ class _DiscoveredPlace:
         except TimeoutError:
             pass
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_all(tasks)
         if not votes:
             raise NotConnected(_reasons(reasons))
         # If votes are equal, an address other than the last one is newer.

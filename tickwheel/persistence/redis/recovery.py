@@ -72,6 +72,7 @@ from tickwheel.persistence.redis.layout import (
 from tickwheel.persistence.redis.mirror import Filling, Mirror, SmallRecords
 from tickwheel.persistence.redis.reader import ReadClient, Reader
 from tickwheel.persistence.redis.writer import Writer
+from tickwheel.waiting import cancel_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -393,8 +394,7 @@ async def _ahead(source: AsyncGenerator[T, None]) -> AsyncIterator[T]:
             await asyncio.sleep(0)  # the request for the next item is sent
             yield item
     finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        await cancel_all([following])
         await source.aclose()
 
 
@@ -526,8 +526,7 @@ class Rewriter:
         if task is not None:
             message = "%s was closed after %d of %d tasks of its rewrite"
             log.error(message, self._shown_name, self._written, self._total)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await cancel_all([task])
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -603,8 +602,7 @@ class Watch:
     async def stop(self) -> None:
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await cancel_all([task])
 
     async def _run(self) -> None:
         commits = -1

@@ -41,6 +41,7 @@ from tickwheel.server.shard.callers import (
     Quotas,
 )
 from tickwheel.server.shard.guard import AuditLog, caller_fields
+from tickwheel.waiting import cancel_all
 
 if TYPE_CHECKING:
     import socket
@@ -407,9 +408,7 @@ class Entrance:
 
     async def stop(self) -> None:
         """Stop checking files, write the tokens' last use, and finish the audit log."""
-        for task in self._watching:
-            task.cancel()
-        await asyncio.gather(*self._watching, return_exceptions=True)
+        await cancel_all(self._watching)
         await self.logins.stop()
 
 

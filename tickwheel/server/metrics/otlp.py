@@ -31,7 +31,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from tickwheel.server.metrics.exposition import HistogramState
 from tickwheel.server.tracing import SEND_TIMEOUT_S
 from tickwheel.version import __version__
-from tickwheel.waiting import in_thread
+from tickwheel.waiting import cancel_all, in_thread
 
 if TYPE_CHECKING:
     from tickwheel.clock import Clock
@@ -67,8 +67,7 @@ class OtlpMetrics:
         """Stop sending. Do nothing if ``start`` was not called."""
         running, self._running = self._running, None
         if running is not None:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            await cancel_all([running])
 
     async def _run(self) -> None:
         while True:

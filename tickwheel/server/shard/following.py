@@ -33,6 +33,7 @@ from tickwheel.server.shard.groups import (
     with_filter,
 )
 from tickwheel.server.shard.names import drop_claims, key_of_named, old_claims
+from tickwheel.waiting import cancel_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -95,9 +96,7 @@ class Following:
         it serves. Shards that do not answer in time are read later."""
         reading = {asyncio.ensure_future(self._read(shard)): shard for shard in self._others}
         done, late = await asyncio.wait(reading, timeout=CATCH_UP_S)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        await cancel_all(late)
         answers: dict[int, SiblingSettings] = {}
         unread = {reading[task]: f"no answer within {CATCH_UP_S:g} s" for task in late}
         for task in done:

@@ -46,6 +46,7 @@ from tickwheel.server.shard.parts import SlowRequests
 from tickwheel.server.shard.reads import Commands, Loader, Reader
 from tickwheel.server.shard.resets import Resets
 from tickwheel.server.shard.transactions import CHECKS_PER_TICK, CheckBacks
+from tickwheel.waiting import cancel_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -236,9 +237,7 @@ class Shard:
         try:
             await self.committer.stop(self._committing)
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await cancel_all(self._tasks)
 
     def pause(self) -> None:
         """Stop deliveries; commands still run."""
@@ -249,10 +248,7 @@ class Shard:
         self._stopped = True
         await self.stories.stop()
         self._close_alarm()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -1,0 +1,33 @@
+"""Waiting for the ends of tasks."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tickwheel.waiting import cancel_all
+
+
+async def test_a_task_that_loses_its_cancellation_ends_all_the_same() -> None:
+    lost = 0
+
+    async def work() -> None:
+        nonlocal lost
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if lost == 2:
+                    raise
+                lost += 1  # as a driver does whose connection ends at this moment
+
+    async def fail() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError
+
+    tasks = [asyncio.create_task(work()), asyncio.create_task(fail())]
+    await asyncio.sleep(0)  # real time: none
+    await cancel_all([*tasks, asyncio.create_task(asyncio.sleep(0))])
+    assert [task.done() for task in tasks] == [True, True] and lost == 2
+    await cancel_all([])
