@@ -118,6 +118,24 @@ def test_an_hour_is_sealed_when_it_is_over(tmp_path: Path) -> None:
     writer.close()
 
 
+def test_an_hour_stays_open_while_the_daemon_does_not_follow_the_wall_clock(tmp_path: Path) -> None:
+    """A wall clock that is a month ahead says that every hour is over."""
+    spool, clock = spool_of(tmp_path), Clock()
+    clock.ahead_ms = 30 * 24 * HOUR_MS
+    writer = writer_of(tmp_path, clock=clock)
+    for n in range(5):
+        spool.append(n, [enqueued([make_id(n)], time_ms=clock.now_ms)])
+        while writer.step():
+            pass
+        clock.now_ms += 100
+    assert segment_names(tmp_path) == [f"{NODE}-s0-e1-000001.jsonl"]
+    clock.now_ms += HOUR_MS + writing.LATE_MS
+    while writer.step():
+        pass
+    assert segment_names(tmp_path) == [f"{NODE}-s0-e1-000001.jsonl.gz"]
+    writer.close()
+
+
 def test_a_new_epoch_seals_the_previous_segment(tmp_path: Path) -> None:
     fill(tmp_path, batches(2), epoch=1)
     fill(tmp_path, batches(2, first=50), epoch=2)

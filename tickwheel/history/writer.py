@@ -506,7 +506,7 @@ class Writer:
         1 if only sealing remains, or 0 if there is nothing to do. Raise OSError."""
         processed = self.follower.step()
         behind = processed >= CAUGHT_UP_BYTES_MAX
-        self._close_finished(self.follower.newest_ms if behind else self._now_ms())
+        self._close_finished(self.follower.newest_ms if behind else self._daemon_ms())
         if self.sealer.step() and not self.sealer.busy:
             self._upkeep.sealed(self._now_ms(), self._busy())
         return processed or int(self.sealer.busy)
@@ -518,7 +518,7 @@ class Writer:
             pass
         if not self.follower.held:
             self.output.end()
-        self._close_finished(self._now_ms())
+        self._close_finished(self._daemon_ms())
         self.follower.save()
         while self.sealer.step():
             pass
@@ -547,7 +547,7 @@ class Writer:
         now_ms = self._now_ms()
         if abs(now_ms - self._upkeep_ms) >= UPKEEP_MS:
             self._upkeep_ms = now_ms
-            clean_ms = min(now_ms, self._daemon_ms())
+            clean_ms = self._daemon_ms()
             if self._upkeep.is_daily_due(clean_ms, self.follower.position.cleaned_ms):
                 self.follower.position.cleaned_ms = clean_ms
                 self.follower.save()
@@ -555,12 +555,12 @@ class Writer:
             self._upkeep.check_disk_if_due(now_ms, self._busy())
 
     def _daemon_ms(self) -> int:
-        """Return the time of the newest event plus the steady time since. A wall clock that is
-        later may be wrong, and the daemon may not follow it."""
+        """Return the time of the newest event plus the steady time since, or the wall clock if that
+        is earlier. A wall clock that is later may be wrong, and the daemon may not follow it."""
         mono_ms, newest_ms = self._clocks.mono_ms(), self.follower.newest_ms
         if newest_ms != self._newest.now_ms:
             self._newest = Now(newest_ms, mono_ms)
-        return newest_ms + mono_ms - self._newest.mono_ms
+        return min(self._now_ms(), newest_ms + mono_ms - self._newest.mono_ms)
 
     def _busy(self) -> set[Path]:
         return self.output.busy | self.sealer.paths
