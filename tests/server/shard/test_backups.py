@@ -107,6 +107,33 @@ async def test_old_backups_are_deleted_and_other_files_kept(tmp_path: Path) -> N
     ]
 
 
+async def test_a_clock_that_was_ahead_delays_no_backup(tmp_path: Path) -> None:
+    rig = BackupRig(tmp_path, keep=1)
+    await rig.daily.once()
+    rig.clock.now_ms = START_MS + 20 * HOUR_MS
+    assert await rig.daily.once()
+    rig.clock.now_ms = START_MS + HOUR_MS
+    assert await rig.daily.is_due()
+    assert await rig.daily.once()
+    assert rig.names == ["tickwheel-s0-20261121T110000Z.db"]
+    for hours, due in ((1, False), (16, False), (17, True)):
+        rig.clock.now_ms = START_MS + hours * HOUR_MS
+        assert await rig.daily.is_due() is due
+    assert rig.made_s == [START_MS / 1000 + hours * 3600 for hours in (0, 20, 1)]
+
+
+async def test_the_age_of_backups_is_right_soon_after_a_clock_was_ahead(tmp_path: Path) -> None:
+    rig = BackupRig(tmp_path)
+    for hours in (0, 20):
+        rig.clock.now_ms = START_MS + hours * HOUR_MS
+        await rig.daily.once()
+    rig.clock.now_ms = START_MS + HOUR_MS
+    running = asyncio.create_task(rig.daily.run())
+    await comes(lambda: len(rig.made_s) == 3)
+    running.cancel()
+    assert rig.made_s[-1] == START_MS / 1000 and len(rig.names) == 2
+
+
 @pytest.mark.parametrize("error", [StoreError("no room"), OSError(28, "No space left on device")])
 async def test_a_failed_backup_keeps_older_backups_and_the_mark(
     tmp_path: Path, error: Exception

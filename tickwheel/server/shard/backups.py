@@ -70,15 +70,15 @@ class DailyBackups:
         name = rf"tickwheel-s{self._shard}-(\d{{8}}T\d{{6}}Z)\.db"
         self._name, self._part = re.compile(name), re.compile(rf"{name}\.part-(\d+)\D*")
 
-    def _now_ms(self) -> int:
-        return self._parts.clock.read().now_ms
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._parts.clock.read().now_ms / 1000, UTC)
 
     async def run(self) -> None:
         """Create a backup each day, forever."""
         await asyncio.to_thread(self._remove_leftovers)
-        await self._report_newest()
         while True:
             pause_s = CHECK_S
+            await self._report_newest()
             if await self.is_due() and not await self.once():
                 pause_s = RETRY_S
             await asyncio.sleep(pause_s)
@@ -86,12 +86,12 @@ class DailyBackups:
     async def is_due(self) -> bool:
         """Return whether the configured hour has passed since the newest backup, or the last backup
         failed. A backup that the history could not record counts as failed."""
-        backups = await asyncio.to_thread(self._existing)
-        return self._failed or not backups or backups[-1][0] < self._last_hour()
+        newest = await self._newest()
+        return self._failed or newest is None or newest < self._last_hour()
 
     async def once(self) -> bool:
         """Create a backup now, and return whether it succeeded. Log errors of disk and store."""
-        begun_ms = self._now_ms()
+        begun_ms = self._parts.clock.read().now_ms
         at = datetime.fromtimestamp(begun_ms // 1000, UTC)
         path = self._folder / f"tickwheel-s{self._shard}-{at.strftime(_STAMP)}.db"
         try:
@@ -108,16 +108,26 @@ class DailyBackups:
         self._failed = False
         self._parts.on_event("backup_made", f"{path}, {size_bytes} bytes")
         await self._report_newest()
-        await asyncio.to_thread(self._rotate)
+        await asyncio.to_thread(self._rotate, at)
         return True
 
     async def _report_newest(self) -> None:
-        backups = await asyncio.to_thread(self._existing)
-        if backups:
-            self._parts.observed.note_backup(backups[-1][0].timestamp())
+        newest = await self._newest()
+        if newest is not None:
+            self._parts.observed.note_backup(newest.timestamp())
 
-    def _rotate(self) -> None:
-        for _, path in self._existing()[: -self._parts.settings.backup_keep]:
+    async def _newest(self) -> datetime | None:
+        """Return the time of the newest backup. Backups with a time after now do not count: they
+        were made before the clock was set back."""
+        now = self._now()
+        backups = await asyncio.to_thread(self._existing)
+        return max((at for at, _ in backups if at <= now), default=None)
+
+    def _rotate(self, made: datetime) -> None:
+        """Remove all but the newest backups. ``made`` is the time of the newest; backups with a
+        later time were made before the clock was set back."""
+        backups = sorted(self._existing(), key=lambda backup: (backup[0] <= made, backup))
+        for _, path in backups[: -self._parts.settings.backup_keep]:
             with contextlib.suppress(OSError):
                 path.unlink()
 
@@ -130,7 +140,7 @@ class DailyBackups:
                     path.unlink()
 
     def _existing(self) -> list[tuple[datetime, Path]]:
-        """Return (time, path) of the backups in the folder, oldest first."""
+        """Return (time, path) of the backups in the folder, in any order."""
         backups = []
         with contextlib.suppress(OSError):
             for path in self._folder.iterdir():
@@ -139,11 +149,11 @@ class DailyBackups:
                     with contextlib.suppress(ValueError):
                         at = datetime.strptime(name[1], _STAMP).replace(tzinfo=UTC)
                         backups.append((at, path))
-        return sorted(backups)
+        return backups
 
     def _last_hour(self) -> datetime:
         """Return the last time at which the configured hour began, in local time."""
-        now = datetime.fromtimestamp(self._now_ms() / 1000, UTC).astimezone()
+        now = self._now().astimezone()
         at = now.replace(hour=self._hour, minute=0, second=0, microsecond=0)
         return at if at <= now else at - timedelta(days=1)
 
