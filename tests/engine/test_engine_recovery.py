@@ -62,6 +62,30 @@ def test_a_clock_set_back_does_not_prolong_leases() -> None:
         recount(rig)
 
 
+@pytest.mark.parametrize("step_ms", [-18_000_000, 18_000_000])
+@pytest.mark.parametrize("end", ["stop", "crash"])
+def test_a_clock_set_while_the_daemon_runs_ends_no_lease(step_ms: int, end: str) -> None:
+    rig = Rig()
+    before = checkpointed(rig)
+    rig.now_ms += step_ms
+    rig.enqueue()
+    after = rig.one()
+    rig.after(100).commit()
+    rig.after(10_000)
+    ends_mono_ms = [rig.held(got).deadline_mono_ms for got in (before, after)]
+    if end == "stop":
+        rig.stop_and_start(down_ms=1_000)
+    else:
+        rig.crash()
+        ends_mono_ms = [rig.mono_ms + GRACE_MS] * 2
+    rig.subscribe()
+    assert rig.tick() == []
+    kept_ms = 1_000 if end == "stop" and step_ms < 0 else 0  # the stop was after this start
+    for got, end_mono_ms in zip((before, after), ends_mono_ms, strict=True):
+        assert rig.held(got).deadline_mono_ms == end_mono_ms + kept_ms
+    recount(rig)
+
+
 @pytest.mark.parametrize("ends", [("stop", "stop"), ("crash", "stop"), ("stop", "crash", "stop")])
 def test_no_later_start_prolongs_a_lease(ends: tuple[str, ...]) -> None:
     """The clock went back before the first start, and was right at the others: an end of a lease

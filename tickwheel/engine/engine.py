@@ -45,6 +45,9 @@ from tickwheel.model.records import (
     order_of,
 )
 
+STEP_MS_MIN = 1_000
+"""Minimum step of the clock after which checkpointed leases are written again."""
+
 
 class Engine:
     """One shard in memory. Its parts share ``core``, and their verbs are the engine's commands."""
@@ -87,7 +90,7 @@ class Engine:
         core = self.core
         if core.sealed is not None:
             raise AssertionError("the store is already writing a batch")
-        if checkpoint_all:  # a start measures leases from the position, if its clock was set back
+        if checkpoint_all:
             core.wheel.catch_up(now_ms)
         self._checkpoint_leases(now_ms, mono_ms, checkpoint_all)
         batch, effects = core.open, core.open.effects
@@ -109,6 +112,9 @@ class Engine:
 
     def _checkpoint_leases(self, now_ms: int, mono_ms: int, everything: bool) -> None:
         core = self.core
+        # A start measures leases from the stored position, which stays if the clock is set back.
+        offset_ms = max(now_ms, core.wheel.position_ms) - mono_ms
+        self._follow_steps(offset_ms, everything)
         limit_ms = mono_ms if everything else mono_ms - core.config.lease_checkpoint_ms
         progress, unsaved = core.open.effects.progress, core.unsaved
         to_write, core.replaced_leases = core.replaced_leases, []
@@ -125,10 +131,23 @@ class Engine:
                 lease.group.name,
                 ProgressState.IN_FLIGHT,
                 lease.attempt,
-                now_ms + lease.deadline_mono_ms - mono_ms,
+                lease.deadline_mono_ms + offset_ms,
                 lease.epoch,
                 *lease.past,
             )
+
+    def _follow_steps(self, offset_ms: int, everything: bool) -> None:
+        """Write checkpointed leases again if the clock was set after they were written. Ends that
+        are too late matter only after a clean stop: after a crash leases last for the grace."""
+        core = self.core
+        low_ms, high_ms = core.lease_offsets_ms
+        is_late = everything and high_ms - offset_ms >= STEP_MS_MIN
+        # Without the last condition, commits that take long would never let a stop come to an end.
+        if offset_ms - low_ms >= STEP_MS_MIN or (is_late and not core.open.is_empty()):
+            leases = (lease for group in core.leased for lease in group.flight.values())
+            core.replaced_leases += [lease for lease in leases if lease.checkpointed]
+            core.lease_offsets_ms = offset_ms, offset_ms
+        core.note_lease_offset(offset_ms)
 
     def next_checkpoint_mono_ms(self) -> int | None:
         """Return the time by which the oldest unrecorded delivery, if any, must be written."""
@@ -199,7 +218,7 @@ class Recovery:
         """Due tasks that join the queues of their keys once all tasks in flight are restored."""
         self.leases_kept = 0
         self.stopped_ms = 0
-        """The wheel's position at the last stop, on the same clock as the ends of leases."""
+        """The wheel's position at the last stop, by which the ends of leases were written."""
 
     def records(self, of_kind: Callable[[Kind[Any]], Iterable[Any]], mono_ms: int) -> None:
         """Restore the records of every kind except schedules, which need timetables. ``of_kind``
@@ -295,6 +314,7 @@ class Recovery:
             lease.checkpointed = progress.at_ms <= now_ms + remaining_ms
             if not lease.checkpointed:
                 core.unsaved.append(lease)
+            core.note_lease_offset(now_ms - mono_ms)
             group.flight[task_id] = lease
             core.in_flight += 1
             core.expires(group, lease.deadline_mono_ms)

@@ -498,6 +498,9 @@ class Core:
         # Deliveries that no batch contains yet, the oldest first; and deliveries of tasks that were
         # just replaced, which the open batch must contain.
         self.unsaved, self.replaced_leases = deque[Lease](), list[Lease]()
+        self.lease_offsets_ms = 2**62, -(2**62)
+        """The lowest and the highest difference between wall and steady time by which the ends of
+        checkpointed leases were written."""
         self.dirty_sessions, self.runnable = dict[bytes, None](), dict[Group, None]()
         """Sessions whose row the next batch writes; groups that might be able to deliver."""
         self.missing: dict[int, None] = {}
@@ -909,6 +912,11 @@ class Core:
         self.open.effects.progress[task_id, group.name] = ProgressRow(
             task_id, group.name, state, attempt, at_ms, epoch, *past
         )
+
+    def note_lease_offset(self, offset_ms: int) -> None:
+        """Include the offset in ``lease_offsets_ms``."""
+        low_ms, high_ms = self.lease_offsets_ms
+        self.lease_offsets_ms = min(low_ms, offset_ms), max(high_ms, offset_ms)
 
     def note_done(
         self,
