@@ -62,9 +62,11 @@ class Sources:
 
     def __init__(self) -> None:
         self.now_ms = NOW_MS
+        self.ahead_ms = 0
+        """How far the wall clock alone is ahead."""
 
     def wall_ms(self) -> int:
-        return self.now_ms
+        return self.now_ms + self.ahead_ms
 
     def mono_ms(self) -> int:
         return self.now_ms - NOW_MS

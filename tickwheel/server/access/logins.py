@@ -429,6 +429,8 @@ class Session(NamedTuple):
 
     principal: Principal
     until_ms: int
+    """The expiry by wall time, as callers see it."""
+    until_mono_ms: int
 
 
 class Sessions:
@@ -503,12 +505,13 @@ class Sessions:
         if len(sessions) >= all_max:
             raise Overloaded(f"{len(sessions)} logins are open; the limit is {all_max}")
         text = prefix + secrets.token_urlsafe(SECRET_BYTES)
-        session = Session(principal, self._clock.read().now_ms + lifetime_s * 1000)
+        now, lifetime_ms = self._clock.read(), lifetime_s * 1000
+        session = Session(principal, now.now_ms + lifetime_ms, now.mono_ms + lifetime_ms)
         sessions[hash_of(text)] = session
         return text, session
 
     def _is_current(self, session: Session) -> bool:
-        is_in_time = self._clock.read().now_ms < session.until_ms
+        is_in_time = self._clock.read().mono_ms < session.until_mono_ms
         return is_in_time and self._logins.is_valid(session.principal)
 
 
