@@ -56,7 +56,7 @@ def test_bulk_rows_are_recovered_in_creation_order() -> None:
         BulkRow(bulk("a", 3), BulkState.DONE, ended_ms=9),
         BulkRow(bulk("c", 1), BulkState.FAILED, ended_ms=4, note="why"),
     ]
-    ours.bulks.restore(rows)
+    ours.bulks.restore(rows, NOW_MS, 0)
     assert list(ours.bulks.rows) == ["c", "b", "a"]
     assert ours.core.bulk_running == 1
     assert ours.core.open.is_empty()
@@ -66,10 +66,10 @@ def test_running_bulk_operations_are_never_forgotten() -> None:
     ours = engine(bulk_remembered_max=1, bulk_remembered_ms=10)
     for name in "abc":
         ours.bulks.make(bulk(name))
-    ours.bulks.end("b", BulkState.DONE, NOW_MS)
-    ours.bulks.end("a", BulkState.CANCELLED, NOW_MS + 1)
+    ours.bulks.end("b", BulkState.DONE, NOW_MS, 0)
+    ours.bulks.end("a", BulkState.CANCELLED, NOW_MS - 5_000, 1)  # the clock was set back
     assert list(ours.bulks.rows) == ["a", "c"]
-    ours.sweep(NOW_MS + 100, 0)
+    ours.sweep(100)
     assert list(ours.bulks.rows) == ["c"]
     assert ours.core.open.effects.of_kind(BULK)["a"] is None
 

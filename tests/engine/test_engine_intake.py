@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from support.engine_rig import NOW_MS, Rig
 from tickwheel.engine.sessions import Session, Sessions
 from tickwheel.model.records import ID_STEP, id_time_ms
@@ -132,21 +134,36 @@ def test_idle_disconnected_sessions_are_forgotten(rig: Rig) -> None:
     for session in (idle, connected):
         rig.stage(session=session, request=1)
     rig.commit()
-    rig.engine.sweep(rig.now_ms + rig.config.session_idle_ms_max, rig.mono_ms)
+    idle_ms_max = rig.config.session_idle_ms_max
+    rig.now_ms += 2 * idle_ms_max  # a clock that is ahead forgets nothing
+    rig.engine.sweep(rig.mono_ms + idle_ms_max)
     assert len(rig.core.sessions) == 2
-    rig.engine.sweep(rig.now_ms + rig.config.session_idle_ms_max + 1, rig.mono_ms)
+    rig.engine.sweep(rig.mono_ms + idle_ms_max + 1)
     assert [session.key for session in rig.core.sessions] == [connected.key]
+
+
+@pytest.mark.parametrize(("down_ms", "back_ms"), [(3_600_000, 0), (1_000, 3_600_000)])
+def test_a_start_continues_the_age_of_sessions(rig: Rig, down_ms: int, back_ms: int) -> None:
+    """If the clock was set back, as if they had just been used."""
+    rig.store(session=rig.session(KEY), request=1)
+    rig.now_ms -= back_ms
+    rig.crash(down_ms=down_ms)
+    end_mono_ms = rig.mono_ms + rig.config.session_idle_ms_max - (0 if back_ms else down_ms)
+    rig.engine.sweep(end_mono_ms)
+    assert len(rig.core.sessions) == 1
+    rig.engine.sweep(end_mono_ms + 1)
+    assert len(rig.core.sessions) == 0
 
 
 def test_the_least_recently_used_session_makes_room() -> None:
     sessions = Sessions(sessions_max=2, idle_ms_max=10_000)
-    for key, seen_ms in ((b"a", 20), (b"b", 10)):
-        assert sessions.open(key, seen_ms) is not None
-    assert sessions.open(b"c", 30) is None
-    assert sessions.find_evictable(now_ms=30, idle_ms_min=25) is None
-    assert sessions.find_evictable(now_ms=1_000, idle_ms_min=25) == b"b"
+    for key, now_ms, mono_ms in ((b"a", NOW_MS, 20), (b"b", NOW_MS + 500, 10)):
+        assert sessions.open(key, now_ms, mono_ms) is not None
+    assert sessions.open(b"c", NOW_MS, 30) is None
+    assert sessions.find_evictable(mono_ms=30, idle_ms_min=25) is None
+    assert sessions.find_evictable(mono_ms=1_000, idle_ms_min=25) == b"b"
     assert sessions.forget(b"b") == []
-    assert sessions.open(b"c", 30) is not None
+    assert sessions.open(b"c", NOW_MS, 30) is not None
 
 
 def test_making_room_does_not_scan_all_sessions() -> None:
@@ -160,12 +177,12 @@ def test_making_room_does_not_scan_all_sessions() -> None:
     sessions = Sessions(sessions_max=5_000, idle_ms_max=10**9)
     sessions._all = counted = Counted()
     for number in range(5_000):
-        assert sessions.open(b"%d" % number, now_ms=number) is not None
+        assert sessions.open(b"%d" % number, NOW_MS, mono_ms=number) is not None
     used = sessions.get(b"3")
     assert used is not None
     assert sessions.find_evictable(10_000, idle_ms_min=1_000) == b"0"
     assert sessions.forget(b"0") == []
-    used.seen_ms = 9_999
+    used.use(NOW_MS, 9_999)
     order = []
     while (unused := sessions.find_evictable(10_000, idle_ms_min=1_000)) is not None:
         order.append(int(unused))

@@ -1081,7 +1081,7 @@ def test_tasks_that_leave_after_a_changed_fair_by_cost_one_search(
     rig.subscribe()
     assert rig.ids() == [early[0], early[3], called]
     assert rig.core.orderings.by_group[rig.group()].shares.unshared == set(), "none is ready"
-    rig.engine.sweep(*rig.now)
+    rig.engine.sweep(rig.mono_ms)
     recount(rig)
 
 

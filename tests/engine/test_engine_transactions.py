@@ -238,7 +238,7 @@ def test_decided_transactions_expire_by_age_and_number(rig: TransactionRig) -> N
     assert sorted(rig.core.transaction_registry.by_name) == kept
     rig.prepare("open", 1, half())
     rig.pass_time(600_001)
-    rig.engine.sweep(*rig.now)
+    rig.engine.sweep(rig.mono_ms)
     rig.commit()
     assert list(rig.core.transaction_registry.by_name) == ["open"]
     assert sorted(rig.rows.transactions) == [("open", 0), ("open", 1)]

@@ -210,7 +210,7 @@ class ResetMachine(RuleBasedStateMachine):
         plan = self.made()
         kept = plan.read(place_after(bulks.rows[bulk.id].place), limit, 1 << 20)
         if not kept:
-            rig.engine.bulks.end(bulk.id, BulkState.DONE, rig.now_ms)
+            rig.engine.bulks.end(bulk.id, BulkState.DONE, *rig.now)
             rig.commit()
             self.compare()
             return

@@ -415,6 +415,18 @@ async def test_sessions_are_limited(make: Make) -> None:
     ok(await rig.stranger().hello(session=None))
 
 
+async def test_a_clock_set_back_keeps_no_idle_session(make: Make) -> None:
+    rig = await make(sessions_max=1)
+    idle = await rig.peer()
+    ok(await idle.enqueue(("t", b"x", DAY_MS)))
+    idle.lose()
+    rig.sources.ahead_ms = -DAY_MS
+    rig.pass_time(59_000)
+    refused(await rig.stranger().hello(), "too_many_sessions")
+    rig.pass_time(2_000)
+    ok(await rig.stranger().hello())
+
+
 @pytest.mark.parametrize("rule", [None, "keep"])
 async def test_remembered_outcomes_per_session_are_limited(make: Make, rule: str | None) -> None:
     """Each task with a rule counts."""
@@ -455,10 +467,11 @@ async def test_remembered_outcomes_of_all_sessions_are_limited(make: Make) -> No
     for _ in range(2):
         ok(await busy.call(T.ENQUEUE, floor, [("t", b"x", DAY_MS)]))
     refused(await busy.call(T.ENQUEUE, floor, [("t", b"x", DAY_MS)]), "overloaded", limit)
-    # One that nobody has used for a minute makes room.
+    # One that nobody has used for a minute makes room, also if the clock is set back.
     idle.lose()
+    rig.sources.ahead_ms = -DAY_MS
     rig.pass_time(61_000)
-    rig.core.sessions.get(busy.connection.caller.session.key).seen_ms = rig.sources.now_ms  # type: ignore[union-attr]  # it has one
+    rig.core.sessions.get(busy.connection.caller.session.key).use(*rig.shard.clock.read())  # type: ignore[union-attr]  # it has one
     ok(await busy.call(T.ENQUEUE, floor, [("t", b"x", DAY_MS)]))
     assert len(rig.core.sessions) == 1
     # Without a session nothing is remembered.

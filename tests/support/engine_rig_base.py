@@ -75,7 +75,7 @@ class RigBase:
         self.core.tally(lambda name: True)  # counted from the start on, and compared by recount
         recovery = self.engine.recovery
         recovery.stopped_ms = rows.position_ms
-        recovery.records(rows.of_kind, self.mono_ms)
+        recovery.records(rows.of_kind, *self.now)
         recovery.outcomes(rows.outcomes.items())
         special = {key[0] for key in (*rows.progress, *rows.dead)}
         for known in rows.known(special).values():
@@ -168,7 +168,7 @@ class RigBase:
     # --- producers ---------------------------------------------------------------------------
 
     def session(self, key: bytes = b"s" * 16) -> Session:
-        session = self.core.sessions.open(key, self.now_ms)
+        session = self.core.sessions.open(key, *self.now)
         assert session is not None
         return session
 
@@ -195,6 +195,8 @@ class RigBase:
             body,
             None if options == TaskOptions() else options,
         )
+        if session is not None:
+            session.use(*self.now)
         self.engine.intake.enqueue(
             address,
             session,

@@ -186,14 +186,14 @@ class Engine:
             times.append(end_ms - now_ms)
         return min(times, default=None)
 
-    def sweep(self, now_ms: int, mono_ms: int) -> None:
+    def sweep(self, mono_ms: int) -> None:
         """Forget expired sessions, decided transactions, ended bulk operations, and deliveries that
         no longer need a checkpoint. Call this periodically."""
         core = self.core
-        for key in core.sessions.expired(now_ms):
+        for key in core.sessions.expired(mono_ms):
             self.forget_session(key)
         self.transactions.sweep(mono_ms)
-        self.bulks.sweep(now_ms)
+        self.bulks.sweep(mono_ms)
         core.orderings.sweep()
         if len(core.unsaved) > 2 * core.in_flight:
             # While the store is unavailable, many ended deliveries can queue up behind one that is
@@ -220,7 +220,9 @@ class Recovery:
         self.stopped_ms = 0
         """The wheel's position at the last stop, by which the ends of leases were written."""
 
-    def records(self, of_kind: Callable[[Kind[Any]], Iterable[Any]], mono_ms: int) -> None:
+    def records(
+        self, of_kind: Callable[[Kind[Any]], Iterable[Any]], now_ms: int, mono_ms: int
+    ) -> None:
         """Restore the records of every kind except schedules, which need timetables. ``of_kind``
         returns the stored rows of a kind."""
         engine, self._ownership.stopped_ms = self._engine, self.stopped_ms
@@ -231,9 +233,9 @@ class Recovery:
         engine.key_control.restore(of_kind(PAUSED_KEY))
         self._core.targets.update({(row.topic, row.group): row for row in of_kind(TARGET)})
         self._core.claims.update({CLAIM.key(row): row for row in of_kind(CLAIM)})
-        self._core.sessions.restore(of_kind(SESSION))
+        self._core.sessions.restore(of_kind(SESSION), now_ms, mono_ms)
         engine.transactions.restore(of_kind(TRANSACTION), mono_ms)
-        engine.bulks.restore(of_kind(BULK))
+        engine.bulks.restore(of_kind(BULK), now_ms, mono_ms)
 
     def outcomes(self, pairs: Iterable[tuple[int, Outcome]]) -> None:
         for task_id, outcome in pairs:

@@ -106,7 +106,6 @@ class Intake:
         if session is not None:
             session.remember({request: answer})
             session.last = max(session.last, request)
-            session.seen_ms = now_ms
             core.dirty_sessions[session.key] = None
         core.open.staged.append((address, session, answer))
         if placed:
@@ -118,7 +117,6 @@ class Intake:
         answer = (request, 0, 0, now_ms)
         session.remember({request: answer})
         session.last = max(session.last, request)
-        session.seen_ms = now_ms
         self._core.dirty_sessions[session.key] = None
         self._core.open.staged.append((address, session, answer))
 
@@ -180,7 +178,6 @@ class Intake:
         answers = [(r, task_id, 1, now_ms) for r, task_id in zip(requests, ids, strict=True)]
         session.remember(dict(zip(requests, answers, strict=True)))
         session.last = requests[-1]
-        session.seen_ms = now_ms
         core.dirty_sessions[session.key] = None
         core.open.staged += [(address, session, answer) for answer in answers]
 
@@ -730,7 +727,6 @@ class Coalescer:
         if session is not None:
             session.remember_merged(answer, merged)
             session.last = max(session.last, request.number)
-            session.seen_ms = now_ms
             core.dirty_sessions[session.key] = None
             core.open.has_marks = True
         if depends_on_id:

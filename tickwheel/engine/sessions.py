@@ -84,12 +84,13 @@ class Session:
         "last",
         "merged",
         "once",
+        "seen_mono_ms",
         "seen_ms",
         "undecided",
         "weight",
     )  # fmt: skip
 
-    def __init__(self, key: bytes, now_ms: int, sessions: Sessions) -> None:
+    def __init__(self, key: bytes, now_ms: int, mono_ms: int, sessions: Sessions) -> None:
         self._sessions = sessions
         self.key = key
         self.floor = 0
@@ -103,6 +104,9 @@ class Session:
         self.undecided: set[int] = set()
         """Requests whose keys are being read."""
         self.seen_ms = now_ms
+        """The last use by wall time, for the store."""
+        self.seen_mono_ms = mono_ms
+        """The last use by steady time, which decides whether the session is forgotten."""
         self.connections = 0
         self.weight = 0
         """Number of answers of the session; a request with rules counts once per task."""
@@ -117,6 +121,10 @@ class Session:
     def request_count(self) -> int:
         """Number of requests that count against ``window_max``."""
         return len(self.answers) + len(self.undecided)
+
+    def use(self, now_ms: int, mono_ms: int) -> None:
+        """Record that a new request of the session has come."""
+        self.seen_ms, self.seen_mono_ms = now_ms, mono_ms
 
     def knows(self, request: int) -> bool:
         """Return whether the request was answered, or its keys are being read."""
@@ -220,7 +228,9 @@ class Session:
         self.last = max(self.last, last)
         self.seen_ms = max(self.seen_ms, row.seen_ms)
 
-    def finish_restore(self, floor: int) -> None:
+    def finish_restore(self, floor: int, now_ms: int, mono_ms: int) -> None:
+        """Finish after the last row. If the clock was set back, the last use counts as now."""
+        self.seen_mono_ms = mono_ms - max(0, now_ms - self.seen_ms)
         self._unwritten = []
         self.raise_floor(floor)
         self.last = max(self.last, floor)
@@ -241,7 +251,7 @@ class Sessions:
         self._all: dict[bytes, Session] = {}
         self._unused: list[tuple[bytes, int]] = []
         """(key, last use) of the longest unused sessions at the last scan, most recent first."""
-        self._scanned_ms = -SCAN_GAP_MS
+        self._scanned_mono_ms = -SCAN_GAP_MS
         self._found_many = False
         """Whether the last scan has found the maximum number of sessions."""
         self._sessions_max = sessions_max
@@ -256,25 +266,26 @@ class Sessions:
     def get(self, key: bytes) -> Session | None:
         return self._all.get(key)
 
-    def restore(self, rows: Iterable[SessionRow]) -> None:
+    def restore(self, rows: Iterable[SessionRow], now_ms: int, mono_ms: int) -> None:
         """Restore all stored session rows, in any order."""
         floors: dict[Session, int] = {}
         for row in rows:
             session = self._all.get(row.session)
             if session is None:
-                session = self._all[row.session] = Session(row.session, row.seen_ms, self)
+                session = Session(row.session, row.seen_ms, mono_ms, self)
+                self._all[row.session] = session
             session.restore(row)
             floors[session] = max(floors.get(session, 0), row.floor)
         for session, floor in floors.items():
-            session.finish_restore(floor)
+            session.finish_restore(floor, now_ms, mono_ms)
 
-    def open(self, key: bytes, now_ms: int) -> Session | None:
+    def open(self, key: bytes, now_ms: int, mono_ms: int) -> Session | None:
         """Return the session of ``key``, creating it if there is room. Otherwise return None."""
         session = self._all.get(key)
         if session is None:
             if len(self._all) >= self._sessions_max:
                 return None
-            session = self._all[key] = Session(key, now_ms, self)
+            session = self._all[key] = Session(key, now_ms, mono_ms, self)
         return session
 
     def forget(self, key: bytes) -> list[SessionKey]:
@@ -282,29 +293,29 @@ class Sessions:
         session = self._all.pop(key, None)
         return [] if session is None else session.end()
 
-    def expired(self, now_ms: int) -> list[bytes]:
+    def expired(self, mono_ms: int) -> list[bytes]:
         """Return the keys of sessions that have no connection and have been unused for too long."""
-        limit = now_ms - self._idle_ms_max
-        return [s.key for s in self._all.values() if not s.connections and s.seen_ms < limit]
+        limit = mono_ms - self._idle_ms_max
+        return [s.key for s in self._all.values() if not s.connections and s.seen_mono_ms < limit]
 
-    def find_evictable(self, now_ms: int, idle_ms_min: int) -> bytes | None:
+    def find_evictable(self, mono_ms: int, idle_ms_min: int) -> bytes | None:
         """Return the key of the longest unused session that is unlikely to be resumed, or None."""
-        limit = now_ms - idle_ms_min
+        limit = mono_ms - idle_ms_min
         while True:
             while self._unused:
-                key, seen_ms = self._unused.pop()
+                key, seen_mono_ms = self._unused.pop()
                 session = self._all.get(key)
                 # Sessions that were used since the scan are skipped.
-                if session is None or session.connections or session.seen_ms != seen_ms:
+                if session is None or session.connections or session.seen_mono_ms != seen_mono_ms:
                     continue
-                if seen_ms < limit:
+                if seen_mono_ms < limit:
                     return key
-            if 0 <= now_ms - self._scanned_ms < SCAN_GAP_MS and not self._found_many:
+            if mono_ms - self._scanned_mono_ms < SCAN_GAP_MS and not self._found_many:
                 return None
-            self._scanned_ms = now_ms
-            idle = ((s.seen_ms, s.key) for s in self._all.values() if not s.connections)
+            self._scanned_mono_ms = mono_ms
+            idle = ((s.seen_mono_ms, s.key) for s in self._all.values() if not s.connections)
             unused = nsmallest(UNUSED_MAX, (entry for entry in idle if entry[0] < limit))
             self._found_many = len(unused) == UNUSED_MAX
-            self._unused = [(key, seen_ms) for seen_ms, key in reversed(unused)]
+            self._unused = [(key, seen_mono_ms) for seen_mono_ms, key in reversed(unused)]
             if not unused:
                 return None

@@ -514,6 +514,8 @@ class Bulks:
         self._control = control
         self.rows: dict[str, BulkRow] = {}
         """Running and recently ended bulk operations by id, oldest first."""
+        self._ended_mono_ms: dict[str, int] = {}
+        """Ended bulk operation → when it ended, by steady time."""
 
     # --- start and end -----------------------------------------------------------------------
 
@@ -522,13 +524,16 @@ class Bulks:
         self._core.bulk_running += 1
         return self._write(BulkRow(bulk))
 
-    def end(self, name: str, state: BulkState, now_ms: int, note: str = "") -> BulkRow:
+    def end(
+        self, name: str, state: BulkState, now_ms: int, mono_ms: int, note: str = ""
+    ) -> BulkRow:
         """End a running bulk operation."""
         self._core.bulk_running -= 1
+        self._ended_mono_ms[name] = mono_ms
         row = self._write(self.rows[name]._replace(state=state, ended_ms=now_ms, note=note))
         excess = len(self.rows) - self._core.bulk_running - self._core.config.bulk_remembered_max
         if excess > 0:
-            self._forget(now_ms, min(excess, FORGET_MAX))
+            self._forget(mono_ms, min(excess, FORGET_MAX))
         return row
 
     def record_step(self, name: str, step: Step) -> BulkRow:
@@ -563,23 +568,24 @@ class Bulks:
                 continue
             self._write(old._replace(state=row.state, ended_ms=row.ended_ms, note=row.note))
 
-    def restore(self, rows: Iterable[BulkRow]) -> None:
+    def restore(self, rows: Iterable[BulkRow], now_ms: int, mono_ms: int) -> None:
         """Restore bulk operations from stored rows."""
         for row in sorted(rows, key=lambda row: (row.bulk.made_ms, row.bulk.id)):
             self.rows[row.bulk.id] = row
             self._core.bulk_running += not row.state.is_over
+            if row.state.is_over:
+                self._ended_mono_ms[row.bulk.id] = mono_ms - max(0, now_ms - row.ended_ms)
 
-    def sweep(self, now_ms: int) -> None:
+    def sweep(self, mono_ms: int) -> None:
         """Forget bulk operations that ended too long ago. Call this periodically."""
-        self._forget(now_ms - self._core.config.bulk_remembered_ms, FORGET_MAX)
+        self._forget(mono_ms - self._core.config.bulk_remembered_ms, FORGET_MAX)
 
-    def _forget(self, until_ms: int, limit: int) -> None:
-        ended_rows = (row for row in self.rows.values() if row.state.is_over)
-        ended = sorted((row.ended_ms, row.bulk.id) for row in ended_rows)
-        for ended_ms, name in ended[:limit]:
-            if ended_ms > until_ms:
+    def _forget(self, until_mono_ms: int, limit: int) -> None:
+        ended = sorted((mono_ms, name) for name, mono_ms in self._ended_mono_ms.items())
+        for ended_mono_ms, name in ended[:limit]:
+            if ended_mono_ms > until_mono_ms:
                 return
-            del self.rows[name]
+            del self.rows[name], self._ended_mono_ms[name]
             self._core.open.effects.drop(BULK, name)
 
     def _write(self, row: BulkRow) -> BulkRow:

@@ -391,7 +391,7 @@ async def test_ended_bulk_operations_expire_by_age_and_number(tmp_path: Path) ->
         page = await peer.do(T.BULK_LIST, {"limit": 2, "after": "j3"})
         assert ([bulk["id"] for bulk in page["bulk"]], page["next"]) == (["j2"], None)
         daemon.sources.now_ms += 97_000
-        daemon.shard.engine.sweep(daemon.sources.now_ms, daemon.sources.mono_ms())
+        daemon.shard.engine.sweep(daemon.sources.mono_ms())
         assert [bulk["id"] for bulk in (await peer.do(T.BULK_LIST, {}))["bulk"]] == ["j4", "j3"]
         await daemon.settle()
         kept = (await daemon.store.recover_small()).of_kind(BULK)

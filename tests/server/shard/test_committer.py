@@ -104,7 +104,7 @@ class Bench:
             history=history,
         )
         self.running = asyncio.create_task(self.committer.run())
-        session = self.engine.core.sessions.open(b"s" * 16, NOW_MS)
+        session = self.engine.core.sessions.open(b"s" * 16, NOW_MS, 0)
         assert session is not None
         self.session = session
         return self

@@ -221,7 +221,7 @@ class Runner:
             self.parts.border.report(f"bulk operation {name}", error)
             state, note = BulkState.FAILED, f"{type(error).__name__}; see the daemon's log"
         if work.is_running:
-            row = self.engine.bulks.end(name, state, self.clock.read().now_ms, note)
+            row = self.engine.bulks.end(name, state, *self.clock.read(), note)
             self.committer.kick()
             counts = f"looked at {row.looked_at}, changed {row.changed} of {row.matched}"
             outcome = f"{name} ({row.bulk.kind}): {state.name.lower()}"
@@ -507,7 +507,7 @@ class Bulks:
             row = self._find(name, call.topic_filter)
             if not row.state.is_over:
                 bulks = self._parts.border.act().bulks
-                row = bulks.end(name, BulkState.CANCELLED, call.now.now_ms)
+                row = bulks.end(name, BulkState.CANCELLED, *call.now)
             self._parts.committer.answer(call, bulk_map(row))
 
         self._parts.commands.put_last(call, process)

@@ -90,7 +90,7 @@ class Producing:
         self._window_max = parts.limits.window_max
         self._outcomes_max = parts.core.config.outcomes_per_session_max
         self._staged_bytes_max = parts.settings.staged_bytes_max
-        self._next_search_ms = 0
+        self._next_search_mono_ms = 0
         self.plain_tasks = PlainTasks(
             parts.core.topics,
             parts.limits.body_bytes_max,
@@ -140,7 +140,7 @@ class Producing:
         # an earlier release has remembered under the plain key.
         if is_part or (core.versions.shards == 1 and core.sessions.get(key) is None):
             session_key = _once_session(caller, key)
-        caller.session = session = self._session(session_key, now.now_ms)
+        caller.session = session = self._session(session_key, now)
         if session.request_count and not session.knows(fingerprint):
             raise IdempotencyKeyReused(
                 "idempotency-key was used with another payload; choose a new key"
@@ -215,7 +215,7 @@ class Producing:
             if caller.quota is not None:
                 caller.quota.check_count(self._core, len(new_tasks))
             if answered and caller.session is not None:
-                self._check_outcomes(caller.session, parts.clock.read().now_ms, len(new_tasks))
+                self._check_outcomes(caller.session, parts.clock.read(), len(new_tasks))
 
         self._coalescing.put(
             WaitingRequest(caller, request, new_tasks, rules, size_bytes, check, answered=answered)
@@ -262,7 +262,7 @@ class Producing:
                 )
             if self._is_repeat(caller, session, request, floor, tasks, topic):
                 return True
-            self._check_outcomes(session, now.now_ms)
+            self._check_outcomes(session, now)
         self.check_accepting()
         if caller.quota is not None:
             caller.quota.check(self._core, now.mono_ms)
@@ -296,7 +296,7 @@ class Producing:
         floor: int,
         new_tasks: list[NewTask],
         size_bytes: int,
-        now_ms: int,
+        now: Now,
         *,
         keyed: bool = False,
     ) -> int:
@@ -316,36 +316,38 @@ class Producing:
         room = max(0, min(room, self._room_for_outcomes(), core.room))
         quota = caller.quota
         if quota is not None:
-            room = max(0, min(room, quota.room(core, self._parts.clock.read().mono_ms)))
+            room = max(0, min(room, quota.room(core, now.mono_ms)))
         if room < len(requests):
             size_bytes -= sum(size_of(*new_task[2:]) for new_task in new_tasks[room:])
             del requests[room:], new_tasks[room:]
         if requests:
             if quota is not None:
                 quota.charge(len(requests), size_bytes)
+            session.use(*now)
             sink = caller.replies
             self._intake.enqueue_singles(
-                sink, session, requests, new_tasks, size_bytes, now_ms, keyed=keyed
+                sink, session, requests, new_tasks, size_bytes, now.now_ms, keyed=keyed
             )
         return len(requests)
 
     # --- sessions ------------------------------------------------------------------------------
 
-    def join(self, caller: Caller, session: bytes, now_ms: int) -> None:
+    def join(self, caller: Caller, session: bytes, now: Now) -> None:
         """Remember the caller's enqueues in a session, so that resends are recognized. Raise
         TooManySessions."""
-        caller.session = self._session(session, now_ms)
+        caller.session = self._session(session, now)
 
-    def _session(self, key: bytes, now_ms: int) -> Session:
+    def _session(self, key: bytes, now: Now) -> Session:
         """Return this session with one more connection counted. Raise TooManySessions."""
         engine = self._parts.border.act()
         sessions = self._core.sessions
-        session = sessions.open(key, now_ms)
+        session = sessions.open(key, *now)
         if session is None:
-            unused = sessions.find_evictable(now_ms, self._core.config.session_evict_idle_ms_min)
+            idle_ms_min = self._core.config.session_evict_idle_ms_min
+            unused = sessions.find_evictable(now.mono_ms, idle_ms_min)
             if unused is not None:
                 engine.forget_session(unused)
-                session = sessions.open(key, now_ms)
+                session = sessions.open(key, *now)
         if session is None:
             raise TooManySessions(
                 f"{len(sessions)} sessions are remembered; the limit is"
@@ -503,21 +505,21 @@ class Producing:
         core = self._core
         return core.config.session_outcomes_max - core.sessions.answer_count
 
-    def _check_outcomes(self, session: Session, now_ms: int, count: int = 1) -> None:
-        """Make room to remember ``count`` more answers, forgetting idle sessions if necessary.
-        Raise Overloaded if there is no room."""
-        core = self._core
+    def _check_outcomes(self, session: Session, now: Now, count: int = 1) -> None:
+        """Make room to remember ``count`` more answers, forgetting idle sessions if necessary, and
+        record the use of the session. Raise Overloaded if there is no room."""
+        core, mono_ms = self._core, now.mono_ms
         if session.weight + count > self._outcomes_max:
             raise Overloaded(
                 f"{session.weight} answers of this session are remembered for resends; {count}"
                 f" more would exceed the limit {self._outcomes_max} (outcomes_per_session_max):"
                 " raise the floor"
             )
-        while self._room_for_outcomes() < count and now_ms >= self._next_search_ms:
-            unused = core.sessions.find_evictable(now_ms, core.config.session_evict_idle_ms_min)
+        while self._room_for_outcomes() < count and mono_ms >= self._next_search_mono_ms:
+            unused = core.sessions.find_evictable(mono_ms, core.config.session_evict_idle_ms_min)
             if unused is None:
                 # A search without a result has visited all sessions.
-                self._next_search_ms = now_ms + SEARCH_GAP_MS
+                self._next_search_mono_ms = mono_ms + SEARCH_GAP_MS
                 break
             self._parts.engine.forget_session(unused)
         if self._room_for_outcomes() < count:
@@ -525,6 +527,7 @@ class Producing:
                 f"{core.sessions.answer_count} answers are remembered for resends; the limit is"
                 f" {core.config.session_outcomes_max} (session_outcomes_max)"
             )
+        session.use(*now)
 
 
 def _sent_contents(tasks: object, topic: object) -> list[tuple[object, object, object]]:

@@ -127,8 +127,8 @@ class Resets:
 
     def _fail(self, work: Work, note: str) -> None:
         if work.is_running:
-            now_ms = self._runner.clock.read().now_ms
-            self._engine.bulks.end(work.bulk.id, BulkState.FAILED, now_ms, note)
+            now = self._runner.clock.read()
+            self._engine.bulks.end(work.bulk.id, BulkState.FAILED, *now, note)
             self._runner.committer.kick()
 
     async def _enqueue_some(self, work: Work, plan: PlanThread) -> bool:

@@ -387,7 +387,7 @@ class Shard:
         if now.mono_ms - self._swept_mono_ms < SWEEP_MS:
             return
         self._swept_mono_ms = now.mono_ms
-        self.engine.sweep(*now)
+        self.engine.sweep(now.mono_ms)
         forget_topics(self, TOPICS_PER_SWEEP)
         self.committer.mark_time(now.mono_ms)
 
@@ -587,7 +587,7 @@ class Recovering:
         small = await self._store.recover_small()
         now = self._clock.read()
         self._engine.ownership.started_ms = max(recovery.stopped_ms, now.now_ms)
-        recovery.records(small.of_kind, now.mono_ms)
+        recovery.records(small.of_kind, *now)
         recovery.outcomes(small.outcomes)
         schedules = self._engine.schedules
         for row in small.of_kind(SCHEDULE):

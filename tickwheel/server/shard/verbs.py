@@ -90,7 +90,7 @@ class Verbs(Protocol):
     ) -> None: ...  # fmt: skip
     def enqueue_plain(
         self, caller: Caller, requests: list[int], floor: int, new_tasks: list[NewTask],
-        size_bytes: int, now_ms: int, *, keyed: bool = False,
+        size_bytes: int, now: Now, *, keyed: bool = False,
     ) -> int: ...  # fmt: skip
     def enqueue_columns(
         self, caller: Caller, request: int, floor: object, topic: object, bodies: object,

@@ -462,7 +462,7 @@ class Connection(asyncio.Protocol):
         self.caller.principal = hello.principal
         self._shared.logins.quotas.enter(self.caller)
         if hello.session is not None and elsewhere is None:
-            self._operations.join(self.caller, hello.session, now.now_ms)
+            self._operations.join(self.caller, hello.session, now)
         self.caller.name, self.caller.process = hello.name, hello.process
         self._table = self._shared.table_of(hello.principal)
         if elsewhere is not None and self._shared.elsewhere is not None:

@@ -188,7 +188,7 @@ class ProducerFrames:
             return start
         size += keys_bytes(keys)  # the decoder has checked that they are UTF-8
         taken: int = self._verbs.enqueue_plain(
-            peer.caller, requests, floor_max, new_tasks, size, now_ms, keyed=bool(keys)
+            peer.caller, requests, floor_max, new_tasks, size, now, keyed=bool(keys)
         )
         return start + taken
 
