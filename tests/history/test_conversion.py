@@ -102,6 +102,14 @@ def test_a_full_segment_is_sealed_and_the_next_begun(tmp_path: Path) -> None:
     writer.close()
 
 
+def test_a_clock_that_was_set_back_begins_a_segment(tmp_path: Path) -> None:
+    set_back = [EventKind.DAEMON, NOW_MS, "clock_set_back", {"position_ms": NOW_MS + 9}]
+    records = [enqueued([make_id(1)]), set_back, enqueued([make_id(2)]), set_back]
+    write(tmp_path, [[record] for record in records])
+    found = [numbers(segments.events(s.path, Tally())) for s in segments.find(tmp_path)]
+    assert found == [[(1, 1)], [(1, 2), (1, 3)], [(1, 4)]]
+
+
 def test_an_hour_is_sealed_when_it_is_over(tmp_path: Path) -> None:
     spool, clock = spool_of(tmp_path), Clock()
     spool.append(1, [enqueued([make_id(1)])])

@@ -311,6 +311,10 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         [{"event": "started", "clean": False, "details": {"scheduled": 3}}],
     ),
     ([EventKind.DAEMON, T, "stopped", {"clean": True}], [{"event": "stopped", "clean": True}]),
+    (
+        [EventKind.DAEMON, T, "clock_set_back", {"position_ms": T + 9}],
+        [{"event": "clock_set_back", "details": {"position_ms": T + 9}}],
+    ),
     ([EventKind.DROPPED, T, 12], [{"event": "dropped", "count": 12}]),
     ([EventKind.DROPPED, T, None, "why"], [{"event": "dropped", "reason": "why"}]),
     (

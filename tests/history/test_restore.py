@@ -852,6 +852,49 @@ async def test_a_clock_set_back_after_the_backup_hides_no_event(
     assert report.exact == (not crashes)
 
 
+@pytest.mark.parametrize(
+    ("idle_ms", "how"),
+    [(40 * 60_000, "running"), (40 * 60_000, "at a start"), (500, "running"), (500, "not noted")],
+)
+async def test_a_clock_set_back_before_the_backup_hides_no_event(
+    tmp_path: Path, idle_ms: int, how: str
+) -> None:
+    """The last batch before the backup has the wheel's position, which the clock does not reach
+    again."""
+    position_ms = NOW_MS + 58 * 60_000
+    back_ms, epoch = position_ms - 20 * 60_000, 2 if how == "at a start" else 1
+    rows = [TaskRow(make_id(10 + n), DUE + HOUR_MS, "t", b"x") for n in range(5)]
+    backup = await make_backup(tmp_path, rows, position_ms=position_ms, opens=epoch)
+    begun: Record = [EventKind.DAEMON, NOW_MS, "started", {"clean": True}]
+    before = minutes_of_enqueues(10, position_ms - idle_ms - 4 * 60_000, 5)
+    made = {"since_ms": back_ms, "since_id": str(BY_DUE_ALONE)}
+    since: list[list[Any]] = [
+        [[EventKind.DAEMON, back_ms, "clock_set_back", {"position_ms": position_ms}],
+         acked([rows[0].id], time_ms=back_ms + 1)],
+        [[EventKind.GROUP, back_ms + 2, "t", "late", "created", made],
+         [EventKind.GROUP, back_ms + 3, "t", "g", "configured", {"paused": True}]],
+        [acked([rows[1].id], time_ms=back_ms + 4),
+         enqueued([make_id(50)], **NEW, time_ms=back_ms + 5), stopped(back_ms + 6)],
+    ]  # fmt: skip
+    first = [begun, *(record for piece in before for record in piece)]
+    if how == "at a start":
+        pieces(tmp_path, first)
+        first = [[EventKind.DAEMON, back_ms, "started", {"clean": True}]]
+    if how == "not noted":
+        files = pieces(tmp_path, [*first, *since[0][1:], *since[1], *since[2]])
+    else:
+        files = pieces(tmp_path, [*first, *since[0]], *since[1:], epoch=epoch)
+    report, new = await restored(tmp_path, backup)
+    assert new.rows.keys() == {row.id for row in rows[2:]} | {make_id(50)}
+    groups = {row.group: row.settings for row in new.groups.values()}
+    assert groups.keys() == {"g", "late"} and groups["g"] == GroupSettings(paused=True)
+    assert report.exact
+    if how != "not noted":
+        files[0].unlink()
+        other = f"sqlite:///{tmp_path / 'other.db'}"
+        assert not (await run(tmp_path, backup, into=other, dry_run=True)).reaches_back
+
+
 async def test_copying_a_backup_equals_writing_its_rows(tmp_path: Path) -> None:
     """Both ways to fill a new SQLite store give the same, whatever the events have changed."""
     ids = [make_id(n) for n in range(40)]

@@ -11,7 +11,7 @@ import signal
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -19,7 +19,9 @@ from server.shard.test_committer import NOW_MS, Bench, Peer
 from support.daemon import NO_DISK_LIMITS, DaemonFailed
 from support.history_daemon import daemon_in, metric, spools, taken_up
 from support.history_rig import NODE, read_all, segment_names
+from support.in_process import InProcess
 from support.redis_server import RedisServer
+from support.shard_rig import Sources
 from support.waiting import comes
 from tickwheel import Client, Task
 from tickwheel.clock import Clock
@@ -220,6 +222,47 @@ async def test_a_folder_that_cannot_be_made_is_reported_at_the_start(tmp_path: P
     assert "Traceback" not in daemon.log_text()
 
 
+# --- the clock --------------------------------------------------------------------------------
+
+
+async def test_a_clock_set_back_is_noted_once_before_later_events(tmp_path: Path) -> None:
+    service = Service(tmp_path, history_spool_bytes_max=SPOOL_BYTES).begin()
+    history, now_ms = service.history, service.clock.read().now_ms
+    for position_ms in (now_ms, now_ms + 5, now_ms + 5, now_ms + 4):
+        history.note_clock(now_ms, position_ms)
+    while not history.dropped:
+        service.batch()
+    history.note_clock(now_ms, now_ms + 6)  # there is no room
+    history.start()
+    await comes(lambda: history.spool_bytes <= SPOOL_BYTES / 2)
+    history.note_clock(now_ms, now_ms + 6)
+    service.batch()
+    events = await service.stop()
+    assert [event["details"]["position_ms"] for event in of_kind(events, "clock_set_back")] == [
+        now_ms + 5, now_ms + 6
+    ]  # fmt: skip
+    names = [event["event"] for event in events if event["event"] != "enqueued"]
+    assert names == ["started", "clock_set_back", "clock_set_back", "dropped", "stopped"]
+
+
+async def test_a_clock_behind_the_store_is_noted_at_the_start(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    position_ms = service.clock.read().now_ms + 3_600_000
+    service.history.begin(Opened(2, 0, 0, position_ms, clean=True, created=False))
+    service.history.start()
+    names = [event["event"] for event in await service.stop()]
+    assert names == ["started", "clock_set_back", "stopped"]
+
+
+async def test_a_tick_notes_that_the_clock_was_set_back(tmp_path: Path) -> None:
+    async with InProcess(tmp_path, history_dir=str(tmp_path / "history")) as daemon:
+        for ms in (-5_000, 10_000):
+            daemon.pass_time(ms)
+            await daemon.turn()
+    (event,) = of_kind(read_all(tmp_path / "history"), "clock_set_back")
+    assert event["details"] == {"position_ms": NOW_MS}
+
+
 # --- the writing process ----------------------------------------------------------------------
 
 
@@ -368,6 +411,18 @@ async def test_history_is_spooled_before_the_answer(bench: Bench) -> None:
     await peer.next()
     assert peer.seen == [bench.history.spool_bytes]
     assert peer.seen[0] > before
+
+
+async def test_a_batch_notes_that_the_clock_was_set_back(bench: Bench, tmp_path: Path) -> None:
+    sources = cast(Sources, bench.clock._sources)
+    sources.now_ms -= 5_000
+    peer = Peer()
+    bench.enqueue(peer, 1)
+    bench.let()
+    await peer.next()
+    events = sorted(await ended(bench, tmp_path), key=lambda event: event["seq"])
+    names = [event["event"] for event in events]
+    assert names == ["started", "clock_set_back", "enqueued", "stopped"]
 
 
 async def test_a_refused_batch_leaves_no_history(bench: Bench, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from tickwheel.engine.events import COMMITTED, PARKED, PUT, ROLLED_BACK
 from tickwheel.engine.state import Core
 from tickwheel.errors import BadRequest
 from tickwheel.history.branches import Reached, Start, find_evidence, start_of
-from tickwheel.history.lines import EventKind
+from tickwheel.history.lines import CLOCK_SET_BACK, EventKind
 from tickwheel.history.segments import state_folder
 from tickwheel.history.spool import BYTES_MAX, Pending, Spool, take_pending
 from tickwheel.history.writer import DISK_CLEAN, DISK_WARN, RETENTION_S, WriterOptions
@@ -494,6 +494,8 @@ class History:
         """Why events were last dropped."""
         self._lost = 0
         """The part of ``Recorder.lost`` that has been counted."""
+        self._set_back_ms = 0
+        """The wheel's position at the last appended step back of the clock."""
         self._recent = 0
         """Number of events appended since the last check of the spool."""
         self._writing: asyncio.Task[None] | None = None
@@ -523,7 +525,19 @@ class History:
         self._take_over(opened)
         start = {k: v for k, v in self._start._asdict().items() if v and k != "epoch"}
         self._append([self._daemon("started", clean=opened.clean, version=__version__, **start)], 1)
+        self._set_back_ms = 0
+        self.note_clock(self._clock.read().now_ms, opened.position_ms)
         return recorder
+
+    def note_clock(self, now_ms: int, position_ms: int) -> None:
+        """Append that the clock was set back, if it is behind the wheel, whose position the store
+        has as its time. Call this before the events of ``now_ms`` are appended: a restore must not
+        take them for earlier ones. If it cannot be appended, the next call does it."""
+        if self._spool is None or now_ms >= position_ms or position_ms <= self._set_back_ms:
+            return
+        record = self._daemon(CLOCK_SET_BACK, position_ms=position_ms)
+        if self._spool.append(self._number, [record]):
+            self._set_back_ms, self._recent = position_ms, self._recent + 1
 
     def evidence(self) -> list[Evidence]:
         """Return the store's epochs that are in the history, before a tenure begins."""
@@ -633,6 +647,7 @@ class History:
             return
         reason, was_missing = "the folder of the spool was removed or moved", self._missing
         self._renew_pending()
+        self._set_back_ms = 0
         # The number of lost events is unknown. Older events can also be lost, with their files.
         self.dropped += max(1, recent)
         self._append([[EventKind.DROPPED, self._clock.read().now_ms, None, reason]], 1)

@@ -52,7 +52,7 @@ class EventKind(IntEnum):
     GROUP = 11
     """time_ms, topic, group | nil, "created" | "deleted" | "configured" | "reset", details"""
     DAEMON = 12
-    """time_ms, "started" | "stopped", details"""
+    """time_ms, "started" | "stopped" | "clock_set_back", details"""
     DROPPED = 13
     """time_ms, count[, reason]"""
     REPLACED = 14
@@ -77,7 +77,8 @@ GROUP_EVENTS = {
     "created": "group_created", "deleted": "group_deleted", "configured": "group_configured",
     "reset": "group_reset",
 }  # fmt: skip
-DAEMON_EVENTS = ("started", "stopped")
+CLOCK_SET_BACK = "clock_set_back"
+DAEMON_EVENTS = ("started", "stopped", CLOCK_SET_BACK)
 SCHEDULE_EVENTS = {
     "put": "schedule_put", "paused": "schedule_paused", "resumed": "schedule_resumed",
     "deleted": "schedule_deleted",
@@ -120,6 +121,12 @@ FIELDS = (
     "schedule", "planned_ms", "next_ms", "runs", "queued_ms", "transaction", "node", "shard",
     "epoch", "seq", "synthetic",
 )  # fmt: skip
+
+
+def begins_set_back(records: Sequence[Any]) -> bool:
+    """Return whether the first record notes that the clock was set back."""
+    first = records[0] if records else None
+    return type(first) is list and first[0:3:2] == [EventKind.DAEMON, CLOCK_SET_BACK]
 
 
 def policy_map(value: object) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 from tickwheel.api.tasks import kept_options
 from tickwheel.errors import LimitExceeded
 from tickwheel.history import segments, spool
-from tickwheel.history.lines import ENDINGS, MALFORMED, NAMES, Renderer
+from tickwheel.history.lines import CLOCK_SET_BACK, ENDINGS, MALFORMED, NAMES, Renderer
 from tickwheel.history.segments import HOUR_MS, Event, Segment, Tally, hour_of
 from tickwheel.history.spool import SpoolName
 from tickwheel.history.writer import LATE_MS, EpochPosition, Position, load_position
@@ -564,7 +564,7 @@ class ReplayFindings(Replayed):
 
 STEP_BACK_MS = 60_000
 """An event that is older than its predecessor by more than these milliseconds shows that the clock
-was set back."""
+was set back, even if no event says so."""
 HEAD_LINES = 200
 SPOOLED_AT_ONCE = 500
 """Events that are taken from a spool at once."""
@@ -575,13 +575,17 @@ class Start(NamedTuple):
 
     epoch: int
     since_ms: int
-    """The backup contains all earlier events of epochs up to ``epoch``."""
+    """The backup contains all earlier events of epochs up to ``epoch``, unless the clock was set
+    back when it had reached this time."""
     id_mark: int
     """Events of tasks with higher ids are newer than the backup, regardless of their time."""
 
     def is_backed_up(self, event: Event) -> bool:
         """Return whether the backup certainly contains this event of an epoch up to ``epoch``."""
-        return event["time_ms"] < self.since_ms and (task_id(event) or 0) <= self.id_mark
+        time_ms: int = event["time_ms"]
+        if event.get("event") == CLOCK_SET_BACK:
+            time_ms = event.get("details", {}).get("position_ms", self.since_ms)
+        return time_ms < self.since_ms and (task_id(event) or 0) <= self.id_mark
 
 
 class Replay:
@@ -606,6 +610,8 @@ class Replay:
         self._backup_ms = backup_ms
         self._reaches_back = False
         self._passed_backup = start is None
+        self._newest_ms = 0
+        """Time of the newest event of the epoch that was compared with the backup."""
         self._ends: dict[int, int] = {}
         """Epoch → the number of its last event in a segment, if known."""
         self._last_position = (0, 0)
@@ -624,8 +630,16 @@ class Replay:
         start = self._start
         if not self._passed_backup and start is not None:
             is_later = event.get("epoch", 0) > start.epoch or event["time_ms"] > self._backup_ms
-            self._passed_backup = is_later
+            self._passed_backup = is_later or self._is_set_back(event, start)
         return not self._passed_backup
+
+    def _is_set_back(self, event: Event, start: Start) -> bool:
+        """Return whether the event shows that the clock was set back, perhaps after the backup.
+        Call this for the events of an epoch in their order."""
+        is_earlier = event["time_ms"] < self._newest_ms - STEP_BACK_MS
+        self._newest_ms = max(self._newest_ms, event["time_ms"])
+        is_noted = event.get("event") == CLOCK_SET_BACK and not start.is_backed_up(event)
+        return is_earlier or is_noted
 
     def expected(self) -> int | None:
         """Return the expected total number of events, or None if it is unknown."""
@@ -703,21 +717,19 @@ class Replay:
         self, start: Start, epoch: int, blocks: Iterator[list[Event]]
     ) -> Iterator[list[Event]]:
         """Yield the events that the backup may lack, of an epoch up to the backup's."""
-        newest_ms = 0
+        self._newest_ms = 0
         for block in blocks:
             for index, event in enumerate(block):
-                time_ms = event["time_ms"]
                 is_first = event["seq"] == 1 and event.get("event") == "started"
+                is_set_back = self._is_set_back(event, start)
                 if epoch == start.epoch:
-                    self._reaches_back |= is_first or time_ms <= self._backup_ms
-                stepped_back = time_ms < newest_ms - STEP_BACK_MS
-                if stepped_back or not start.is_backed_up(event):
-                    self._passed_backup |= stepped_back
+                    is_old = not is_set_back and event["time_ms"] <= self._backup_ms
+                    self._reaches_back |= is_first or is_old
+                if is_set_back or not start.is_backed_up(event):
                     self._note_times(block[:index])
                     yield block[index:]
                     yield from blocks
                     return
-                newest_ms = max(newest_ms, time_ms)
             self._note_times(block)
 
     def _note_times(self, block: list[Event]) -> None:

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from tickwheel.history.lines import policy_map
+from tickwheel.history.lines import begins_set_back, policy_map
 from tickwheel.history.segments import PARTIAL_PREFIX, STATE
 
 ROTATE_BYTES = 16 << 20
@@ -235,7 +235,8 @@ class Spool:
 
 
 class Chunk(NamedTuple):
-    """Consecutive arrays of a spool file, and the offset of the next array."""
+    """Consecutive arrays of a spool file, and the offset of the next array. An array that begins
+    with a clock that was set back is the first of its chunk."""
 
     arrays: list[tuple[int, list[Any]]]
     offset: int
@@ -302,6 +303,8 @@ def _parse(data: bytes, offset: int) -> Chunk:
         for array in unpacker:
             if not _is_batch(array):
                 damaged = "something that is not a batch"
+                break
+            if arrays and begins_set_back(array[1]):
                 break
             arrays.append((array[0], array[1]))
             end = offset + unpacker.tell()

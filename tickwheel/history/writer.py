@@ -9,8 +9,9 @@ saved after the lines are written. If the writer is killed before the save, the 
 at the old position, truncates the segments to the saved lengths, and writes the same lines again.
 
 ``Output`` appends lines to the file of their hour. Every write has an explicit offset, so a retry
-overwrites a partial write, and a reader never sees bytes change. When a file is full, the next file
-begins. A file that gets no more lines is closed and passed to the sealer.
+overwrites a partial write, and a reader never sees bytes change. When a file is full, or the clock
+was set back, the next file begins, so that the numbers of files show in which order events were
+written. A file that gets no more lines is closed and passed to the sealer.
 
 ``Sealer`` compresses such a file, piece by piece, into a segment that never changes. The segment
 gets its name when it is complete and synced; then the open file is removed. Sealing can start
@@ -54,7 +55,7 @@ from typing import Any
 from tickwheel.clock import Now, Sources, sources
 from tickwheel.disk import Use, measure, sync
 from tickwheel.history import segments, spool
-from tickwheel.history.lines import MALFORMED, EventKind, Renderer
+from tickwheel.history.lines import MALFORMED, EventKind, Renderer, begins_set_back
 from tickwheel.history.segments import (
     HOUR_MS,
     PARTIAL_PREFIX,
@@ -347,7 +348,7 @@ class Output:
         return self._close(finished)
 
     def end_epoch(self, epoch: int) -> bool:
-        """Close the segments of an epoch that has ended."""
+        """Close the segments of an epoch that has ended, or whose clock was set back."""
         return self._close([s for s in self._open.values() if s.epoch == epoch])
 
     def end(self) -> None:
@@ -624,6 +625,8 @@ class Follower:
         self.held = self.held or is_held
         chunk = spool.read_chunk(path, progress.offset, self._chunk_bytes)
         if chunk.arrays:
+            if begins_set_back(chunk.arrays[0][1]):
+                self._output.end_epoch(epoch)
             self._write_lines(epoch, progress, [r for _, records in chunk.arrays for r in records])
             return self._adopt(epoch, replace(progress, offset=chunk.offset), chunk.offset)
         size = path.stat().st_size

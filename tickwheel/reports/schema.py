@@ -47,7 +47,7 @@ KEY_EVENTS = ("replaced", "kept", "rejected", "overtaken")
 """Events of enqueues whose key was already pending. No metric counts them."""
 OTHER_EVENTS = (
     *GROUP_EVENTS, *SCHEDULE_EVENTS, *OCCURRENCE_EVENTS, *KEY_EVENTS, *TRANSACTION_EVENTS,
-    "started", "stopped", "dropped",
+    "started", "stopped", "clock_set_back", "dropped",
 )  # fmt: skip
 EVENTS = TASK_EVENTS + OTHER_EVENTS
 TOPIC_EVENTS = TASK_EVENTS + KEY_EVENTS + GROUP_EVENTS + SCHEDULE_EVENTS + OCCURRENCE_EVENTS

@@ -61,6 +61,9 @@ class HistorySink(Protocol):
     def keep(self, number: int, notes: object) -> None:
         """Record the notes of a durable batch."""
 
+    def note_clock(self, now_ms: int, position_ms: int) -> None:
+        """Record that the clock was set back, if it is behind the wheel's position."""
+
 
 class Committer:
     """Owns the open and the sealed batch. ``run`` commits them."""
@@ -274,6 +277,8 @@ class Committer:
             self._gathering.cancel()
             self._gathering = None
         now = self._clock.read()
+        if self._history is not None:
+            self._history.note_clock(now.now_ms, self._core.wheel.position_ms)
         batch = self._engine.seal(*now, checkpoint_all=self._stopping)
         if batch is not None:
             failpoints.hit("commit.before")

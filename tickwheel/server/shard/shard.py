@@ -318,6 +318,8 @@ class Shard:
             now = self.clock.read()
             if self.clock.jumps != self._jumps:
                 self._report_jump(now)
+            if self.history is not None:
+                self.history.note_clock(now.now_ms, self.core.wheel.position_ms)
             if self._may_deliver is not None and self._is_forbidden(now, self._may_deliver):
                 return  # the renewal of the lease requests a tick
             more = self.engine.firing.fire(now.now_ms, FIRE_PER_TICK)
