@@ -8,6 +8,7 @@ import pytest
 
 from support.history_rig import (
     HOUR_MS,
+    NODE,
     NOW_MS,
     Clock,
     enqueued,
@@ -30,6 +31,7 @@ from tickwheel.history.segments import (
     last_backup_ms,
     needed_since_ms,
     state_folder,
+    unsealed_numbers,
     write_last_backup,
 )
 
@@ -86,6 +88,32 @@ def test_segments_needed_by_a_restore_are_never_removed(tmp_path: Path) -> None:
     write_last_backup(tmp_path, 7, starts[2], "/b/other-shard.db")
     assert needed_since_ms(tmp_path) == starts[2] - BACKUP_MARGIN_MS
     assert last_backup_ms(tmp_path, 3) is None
+
+
+def test_segments_written_after_a_backup_are_never_removed(tmp_path: Path) -> None:
+    """Their hours are earlier, because the clock was set back after the backup."""
+    starts = history_of_hours(tmp_path, 6)
+    spool = spool_of(tmp_path, 2)
+    spool.append(1, [enqueued([make_id(50)], time_ms=starts[2])])
+    writer = writer_of(tmp_path, clock=Clock(starts[2]))
+    while writer.step():
+        pass
+    numbers = unsealed_numbers(tmp_path, 0)
+    assert numbers == {NODE: 7} and unsealed_numbers(tmp_path, 3) == {}
+    spool.close()
+    assert writer.finish()
+    writer.close()
+    assert unsealed_numbers(tmp_path, 0) == {NODE: 8}
+    write_last_backup(tmp_path, 0, starts[5], "/b/1.db", numbers)
+    for node in (NODE, "other"):
+        record = enqueued([make_id(51)], time_ms=starts[1])
+        write(tmp_path, [[record]], 3 if node == NODE else 4, node=node)
+    clean(tmp_path, Limits(0, 0), NOW_MS + 90 * HOUR_MS)
+    left = [(s.hour_ms, s.name.node, s.name.number) for s in segments.find(tmp_path)]
+    assert left == [
+        (starts[1], NODE, 8), (starts[1], "other", 1), (starts[2], NODE, 7),
+        (starts[4], NODE, 5), (starts[5], NODE, 6),
+    ]  # fmt: skip
 
 
 def test_a_mark_that_cannot_be_read_needs_everything(tmp_path: Path) -> None:

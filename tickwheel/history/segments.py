@@ -30,11 +30,12 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -413,13 +414,15 @@ def free(history_dir: Path, bytes_: int, busy: AbstractSet[Path] = frozenset()) 
 
 
 def _measure(history_dir: Path, busy: AbstractSet[Path]) -> list[_Measured]:
-    keep_ms = needed_since_ms(history_dir)
+    keep_ms, needed_numbers = needed_since_ms(history_dir), _needed_numbers(history_dir)
     measured = []
     for segment in find(history_dir):
         with contextlib.suppress(FileNotFoundError):
             status = segment.path.stat()
             disk_bytes = max(status.st_size, status.st_blocks * 512)
             is_needed = keep_ms is not None and segment.hour_ms + HOUR_MS > keep_ms
+            if (numbers := needed_numbers.get(segment.name.shard)) is not None:
+                is_needed |= segment.name.number >= numbers.get(segment.name.node, 0)
             is_busy = segment.path in busy
             measured.append(_Measured(segment, status.st_size, disk_bytes, is_busy, is_needed))
     return measured
@@ -442,12 +445,31 @@ def last_backup_file(history_dir: str | Path, shard: int) -> Path:
     return Path(history_dir) / STATE / f"{LAST_BACKUP}-s{shard}"
 
 
-def write_last_backup(history_dir: str | Path, shard: int, time_ms: int, path: str) -> None:
-    """Record a complete backup that began at ``time_ms``. A restore from it needs all later events.
-    Raise OSError."""
+def unsealed_numbers(history_dir: str | Path, shard: int) -> dict[str, int]:
+    """Return, for each node, the lowest number of a segment of the shard that can get further
+    events: the number of a segment that is not sealed, or the next one."""
+    names = [segment.name for segment in find(Path(history_dir), shard=shard)]
+    numbers = {name.node: name.number + 1 for name in sorted(names, key=attrgetter("number"))}
+    for name in names:
+        if not name.sealed:
+            numbers[name.node] = min(numbers[name.node], name.number)
+    return numbers
+
+
+def write_last_backup(
+    history_dir: str | Path,
+    shard: int,
+    time_ms: int,
+    path: str,
+    numbers: Mapping[str, int] | None = None,
+) -> None:
+    """Record a complete backup that began at ``time_ms``. A restore from it needs all later events,
+    and, because the clock can be set back, all segments from ``numbers`` on, which were
+    ``unsealed_numbers`` before the backup. Raise OSError."""
     file = last_backup_file(history_dir, shard)
     file.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(file, json.dumps({"time_ms": time_ms, "path": path}) + "\n")
+    mark = {"time_ms": time_ms, "path": path, "numbers": numbers}
+    replace_file(file, json.dumps(mark) + "\n")
 
 
 def last_backup_ms(history_dir: str | Path, shard: int) -> int | None:
@@ -462,6 +484,17 @@ def needed_since_ms(history_dir: Path) -> int | None:
     # An unreadable file still proves a backup, so nothing is removed until it is readable.
     times = [_read(mark) or 0 for mark in marks if os.path.lexists(mark)]
     return min(times) - BACKUP_MARGIN_MS if times else None
+
+
+def _needed_numbers(history_dir: Path) -> dict[int, dict[str, int]]:
+    """Return shard → node → the lowest number of the segments that a restore needs."""
+    needed: dict[int, dict[str, int]] = {}
+    for mark in (history_dir / STATE).glob(f"{LAST_BACKUP}-s*"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            numbers = json.loads(mark.read_bytes())["numbers"]
+            shard = int(mark.name.rpartition("-s")[2])
+            needed[shard] = {str(node): int(number) for node, number in numbers.items()}
+    return needed
 
 
 def _read(file: Path) -> int | None:

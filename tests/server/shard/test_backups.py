@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import threading
@@ -12,10 +13,10 @@ from typing import Any, cast
 
 import pytest
 
-from support.history_rig import HOUR_MS, Clock
+from support.history_rig import HOUR_MS, NODE, Clock, enqueued, make_id, write
 from support.waiting import comes
 from tickwheel.clock import Now
-from tickwheel.history.segments import last_backup_ms
+from tickwheel.history.segments import last_backup_file, last_backup_ms
 from tickwheel.persistence import filling
 from tickwheel.persistence.contract import StoreError
 from tickwheel.persistence.memory import MemoryStore
@@ -148,6 +149,13 @@ async def test_a_failed_backup_keeps_older_backups_and_the_mark(
     assert rig.made_s == [START_MS / 1000]
     assert rig.names == ["tickwheel-s0-20261121T100000Z.db"]
     assert last_backup_ms(tmp_path / "history", 0) == START_MS
+
+
+async def test_a_backup_records_the_segments_that_came_before_it(tmp_path: Path) -> None:
+    rig, history = BackupRig(tmp_path), tmp_path / "history"
+    write(history, [[enqueued([make_id(1)])]])
+    await rig.daily.once()
+    assert json.loads(last_backup_file(history, 0).read_text())["numbers"] == {NODE: 2}
 
 
 async def test_a_missing_backup_folder_is_not_created(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from tickwheel.api.daemon import RESTORE_STOP_S, BackupName, NewRestore, Nothing
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, Overloaded, shown
 from tickwheel.history.daemon import kill, start_process
 from tickwheel.history.restore import Plan, remove_leftovers
-from tickwheel.history.segments import write_last_backup
+from tickwheel.history.segments import unsealed_numbers, write_last_backup
 from tickwheel.persistence import sqlite_url
 from tickwheel.persistence.contract import StoreError
 
@@ -94,12 +94,14 @@ class DailyBackups:
         begun_ms = self._parts.clock.read().now_ms
         at = datetime.fromtimestamp(begun_ms // 1000, UTC)
         path = self._folder / f"tickwheel-s{self._shard}-{at.strftime(_STAMP)}.db"
+        history_dir, numbers = self._parts.settings.history_dir, None
         try:
+            if history_dir is not None:
+                numbers = await asyncio.to_thread(unsealed_numbers, history_dir, self._shard)
             size_bytes = await _copy(self._parts, path)
-            history_dir = self._parts.settings.history_dir
             if history_dir is not None:
                 await asyncio.to_thread(
-                    write_last_backup, history_dir, self._shard, begun_ms, str(path)
+                    write_last_backup, history_dir, self._shard, begun_ms, str(path), numbers
                 )
         except (StoreError, Conflict, OSError) as error:
             self._failed = True
