@@ -286,6 +286,24 @@ def test_following_begins_at_its_time(tmp_path: Path) -> None:
     assert [event["group"] for event in follow.read()] == ["h"]
 
 
+def test_following_without_a_time_begins_at_the_ends_of_the_files(tmp_path: Path) -> None:
+    """Whatever the reader's clock says: the daemon's can be behind it, and be set back."""
+    some_history(tmp_path)
+    spool, writer = spool_of(tmp_path, 2), writer_of(tmp_path)
+    spool.append(1, [enqueued([make_id(7)])])
+    writer.step()
+    follow = Follow(tmp_path, Query(), None, Tally())
+    assert follow.read() == []
+    early_ms = NOW_MS - 5 * HOUR_MS
+    spool.append(2, [enqueued([make_id(8)]), enqueued([make_id(9)], time_ms=early_ms)])
+    writer.step()
+    assert pairs(follow.read()) == [("enqueued", make_id(9)), ("enqueued", make_id(8))]
+    spool.close()
+    assert writer.finish()
+    writer.close()
+    assert follow.read() == []
+
+
 def test_group_and_daemon_events_have_no_task(tmp_path: Path) -> None:
     write(tmp_path, [[[EventKind.DAEMON, NOW_MS, "started", {"clean": True}],
                       [EventKind.GROUP, NOW_MS, "t", "g", "created", {}]]])  # fmt: skip
@@ -308,6 +326,14 @@ def test_the_newest_task_with_a_key(tmp_path: Path) -> None:
     assert found(until_ms=NOW_MS) == ids[0]
     assert found(until_ms=NOW_MS - 5) is None
     assert read.newest_id(tmp_path, Query(key="none"), Tally()) is None
+
+
+def test_the_newest_task_with_a_key_has_the_highest_id(tmp_path: Path) -> None:
+    """The clock was set back between its enqueue and that of another one."""
+    for index, at_ms in enumerate((NOW_MS, NOW_MS - 2 * HOUR_MS, NOW_MS)):
+        options = {0: [KEY]} if index < 2 else {}
+        write(tmp_path, [[enqueued([make_id(index)], options=options, time_ms=at_ms)]])
+    assert read.newest_id(tmp_path, Query(key=KEY), Tally()) == make_id(1)
 
 
 def test_the_newest_of_many_is_found_without_reading_on(tmp_path: Path) -> None:

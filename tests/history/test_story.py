@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from support import history_rig
-from support.history_rig import NOW_MS, acked, delivered, enqueued, make_id
-from tickwheel.history import read
+from support.history_rig import HOUR_MS, NOW_MS, acked, delivered, enqueued, make_id
+from tickwheel.history import read, segments
 from tickwheel.history.read import answer_of, lookup_command, serve, story, story_question
-from tickwheel.history.segments import SegmentName, hour_folder, hour_of
+from tickwheel.history.segments import SegmentName, Tally, hour_folder, hour_of
 
 TASK = make_id(5)
 
@@ -58,6 +58,25 @@ def test_events_older_than_the_id_are_found(tmp_path: Path) -> None:
     events, is_whole = story(tmp_path, TASK, NOW_MS)
     assert is_whole and len(events) == 3
     assert story(tmp_path, TASK + 2048, NOW_MS) == ([], True)
+
+
+def test_a_story_continues_where_the_clock_was_set_back(tmp_path: Path) -> None:
+    """It does not read what was written before the task."""
+    history_rig.write(tmp_path, [[enqueued([TASK + 1024], time_ms=NOW_MS - 4 * HOUR_MS)]])
+    (before,) = segments.find(tmp_path)
+    before.path.write_bytes(b"not a segment")
+    for record in (enqueued([TASK]), acked([TASK], time_ms=NOW_MS - 3 * HOUR_MS)):
+        history_rig.write(tmp_path, [[record]])
+    tally = Tally()
+    assert [e["event"] for e in read.flow(tmp_path, TASK, NOW_MS, tally)] == ["enqueued", "acked"]
+    assert tally.unreadable == 0
+
+
+def test_a_story_begins_where_the_clock_was_behind_the_id(tmp_path: Path) -> None:
+    ahead_ms = NOW_MS + 5 * HOUR_MS
+    history_rig.write(tmp_path, [[enqueued([TASK])], [delivered([TASK], time_ms=ahead_ms)]])
+    events, is_whole = story(tmp_path, TASK, ahead_ms)
+    assert is_whole and [event["event"] for event in events] == ["enqueued", "delivered"]
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,15 @@ def test_a_finished_task_is_shown_as_it_was(folder: Path) -> None:
     assert (result[D]["state"], result[D]["attempts"]) == (read.UNFINISHED, 0)
 
 
+def test_a_task_that_ended_after_the_clock_was_set_back_is_finished(tmp_path: Path) -> None:
+    write(tmp_path, [[enqueued([A])], [delivered([A]), dead(A)]])
+    back_ms = NOW_MS - 2 * HOUR_MS
+    write(tmp_path, [[[EventKind.REQUEUED, back_ms, "t", "g", [A]]]])
+    assert [row["state"] for row in find(tmp_path)] == [read.UNFINISHED]
+    write(tmp_path, [[acked([A], time_ms=back_ms + 1)]])
+    assert [row["state"] for row in find(tmp_path)] == ["acked"]
+
+
 @pytest.mark.parametrize(
     ("wanted", "newest_first"),
     [

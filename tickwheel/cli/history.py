@@ -193,9 +193,7 @@ def _task_body(task: Mapping[str, Any]) -> str:
 def _follow(call: Call, folder: Path, query: Query, tally: Tally) -> int:
     from tickwheel.history.read import Follow
 
-    now_ms = int(time.time() * 1000)
-    since_ms = query.since_ms if query.since_ms is not None else now_ms
-    following = Follow(folder, query, since_ms, tally)
+    following = Follow(folder, query, query.since_ms, tally)
     while True:
         for event in following.read():
             call.out.result(event, event_line(event))

@@ -40,7 +40,7 @@ from tickwheel.api.tasks import kept_options
 from tickwheel.errors import LimitExceeded
 from tickwheel.history import segments, spool
 from tickwheel.history.lines import CLOCK_SET_BACK, ENDINGS, MALFORMED, NAMES, Renderer
-from tickwheel.history.segments import HOUR_MS, Event, Segment, Tally, hour_of
+from tickwheel.history.segments import DAY_MS, HOUR_MS, Event, Segment, Tally, hour_of
 from tickwheel.history.spool import SpoolName
 from tickwheel.history.writer import LATE_MS, EpochPosition, Position, load_position
 
@@ -147,12 +147,14 @@ def by_ids(history_dir: Path, query: Query, tally: Tally) -> Query:
 
 def newest_id(history_dir: Path, query: Query, tally: Tally) -> int | None:
     """Return the id of the newest matching task that was enqueued with ``query.key``, or None. Read
-    hours from the newest, and stop at the first match."""
+    hours from the newest, and stop at the first match. Ids ascend, even if the clock was set back.
+    """
     enqueued = replace(query, events=ENQUEUED)
-    for _, hour in reversed(hours(history_dir, query)):
+    for hour_ms, hour in reversed(hours(history_dir, query)):
         newest_of_hour = max(_with_key(hour, enqueued, tally), default=None)
         if newest_of_hour is not None:
-            return newest_of_hour
+            later = _with_key(segments.find_later(history_dir, hour_ms), enqueued, tally)
+            return max(newest_of_hour, max(later, default=0))
     return None
 
 
@@ -187,7 +189,10 @@ def hours(history_dir: Path, query: Query) -> list[tuple[int, list[Segment]]]:
     """Return the hours within the query's times, oldest first, with their segments."""
     if query.ids is not None and not query.ids:
         return []
-    files = segments.find(history_dir, query.since_ms, query.until_ms)
+    return _by_hour(segments.find(history_dir, query.since_ms, query.until_ms))
+
+
+def _by_hour(files: Iterable[Segment]) -> list[tuple[int, list[Segment]]]:
     return [(hour, list(of_hour)) for hour, of_hour in groupby(files, lambda s: s.hour_ms)]
 
 
@@ -236,18 +241,29 @@ def spellings(text: str) -> list[bytes]:
 class Follow:
     """Follows the history: ``read`` returns the matching events written since its last call."""
 
-    def __init__(self, history_dir: Path, query: Query, since_ms: int, tally: Tally) -> None:
+    def __init__(self, history_dir: Path, query: Query, since_ms: int | None, tally: Tally) -> None:
+        """``since_ms``: None stands for the present ends of the files, whatever the times of later
+        events, which may be up to a day before the newest ones."""
         self._dir = history_dir
         self._key = query.key
         self._query = replace(by_ids(history_dir, query, tally), since_ms=since_ms)
         if self._key is not None:
             self._ids = set(self._query.ids or ())
             self._query = replace(self._query, ids=self._ids)
-        self._start_ms = hour_of(since_ms)
+        self._start_ms = hour_of(since_ms or 0)
         self._tally = tally
         self._offsets: dict[Path, int] = {}
         self._read_paths: set[Path] = set()
         self._last: dict[tuple[int, str, int, int], int] = {}
+        if since_ms is None:
+            self._skip_present()
+
+    def _skip_present(self) -> None:
+        files = sorted(segments.find(self._dir), key=lambda segment: segment.name[2:4])
+        newest = {segment.name.shard: segment.hour_ms for segment in files}
+        self._start_ms = min(newest.values(), default=DAY_MS) - DAY_MS
+        self._read_paths.update(segment.path for segment in files if segment.name.sealed)
+        self.read()
 
     def read(self) -> list[Event]:
         """Return the new events, oldest first."""
@@ -353,14 +369,23 @@ def story(folder: Path, task_id: int, begun_ms: int) -> Answer:
 
 
 def _since_enqueue(folder: Path, task_id: int, begun_ms: int, tally: Tally) -> Iterator[Event]:
-    """Yield the task's events since its enqueue. If there are none, search the whole history."""
-    is_found = False
-    for since_ms in (begun_ms - HOUR_MS, None):
-        for event in search(folder, Query(ids=frozenset((task_id,)), since_ms=since_ms), tally):
-            is_found = True
-            yield event
-        if is_found:
-            return
+    """Yield the task's events since its enqueue, also those with earlier times, because the clock
+    was set back. If the enqueue is not found, search the whole history."""
+    hour_ms, ids, is_found = hour_of(begun_ms - HOUR_MS), frozenset((task_id,)), False
+    for event in search(folder, Query(ids=ids, since_ms=hour_ms), tally):
+        is_found |= event.get("event") == "enqueued"
+        yield event
+    if is_found:
+        earlier = segments.find_later(folder, hour_ms)
+    else:
+        earlier = segments.find(folder, until_ms=hour_ms)
+    yield from _in_hours(earlier, ids, tally)
+
+
+def _in_hours(files: list[Segment], ids: AbstractSet[int], tally: Tally) -> Iterator[Event]:
+    """Yield the events of tasks in segments that are in the order of their hours."""
+    for _, hour in _by_hour(files):
+        yield from merged(hour, Query(ids=ids), tally)
 
 
 # --- outlines of tasks ---------------------------------------------------------------------------
@@ -409,14 +434,15 @@ def _enqueued(hour: list[Segment], query: Query, tally: Tally) -> Iterator[int]:
 
 
 def _outlines(
-    history_dir: Path, since_ms: int, ids: Sequence[int], tally: Tally
+    history_dir: Path, hour_ms: int, ids: Sequence[int], tally: Tally
 ) -> Iterator[dict[str, Any]]:
     stories: dict[int, list[Event]] = {id_: [] for id_ in ids}
-    query = Query(ids=stories.keys(), since_ms=since_ms)
-    for event in search(history_dir, query, tally):
+    since = search(history_dir, Query(ids=stories.keys(), since_ms=hour_ms), tally)
+    later = _in_hours(segments.find_later(history_dir, hour_ms), stories.keys(), tally)
+    for event in chain(since, later):
         stories[int(event["task_id"])].append(event)
     for task_id, events in stories.items():
-        yield outline(task_id, events)
+        yield outline(task_id, sorted(events, key=write_order))
 
 
 def outline(task_id: int, events: Sequence[Event]) -> dict[str, Any]:

@@ -192,6 +192,20 @@ def find(
     return [segment for segment in files if shard in (None, segment.name.shard)]
 
 
+def find_later(history_dir: Path, hour_ms: int) -> list[Segment]:
+    """Return the segments of hours before ``hour_ms`` that were begun after a segment of this or a
+    later hour, because the clock was set back, in the order of their hours."""
+    begun: dict[int, tuple[int, int]] = {}
+    earlier = []
+    for segment in find(history_dir):
+        _, shard, epoch, number, _ = segment.name
+        if segment.hour_ms < hour_ms:
+            earlier.append(segment)
+        else:
+            begun[shard] = min(begun.get(shard, (epoch, number)), (epoch, number))
+    return [s for s in earlier if s.name.shard in begun and s.name[2:4] > begun[s.name.shard]]
+
+
 def _folders(parent: Path, parse: Any) -> list[tuple[int, Path]]:
     try:
         names = os.listdir(parent)
