@@ -6,6 +6,7 @@ import pytest
 
 from support.engine_recount import recount
 from support.engine_rig import GRACE_MS, LEASE_MS, NOW_MS, Got, Rig
+from tickwheel.engine import state
 from tickwheel.engine.state import IdSource, Outcomes
 from tickwheel.model.records import Outcome
 
@@ -256,3 +257,29 @@ def test_ids_start_above_the_mark_of_any_shard() -> None:
         assert task_id > mark
         assert task_id % 1024 == 7
     assert IdSource(7, 0).take(1, NOW_MS) < IdSource(8, 0).take(1, NOW_MS)
+
+
+def test_ids_ahead_of_the_clock_have_the_time_of_their_note(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(state, "NOTES_MAX", 4)
+    source = IdSource(7, 0)
+    right = source.take(1, NOW_MS)
+    source.note_time(NOW_MS)
+    ahead = source.take(1, NOW_MS + 90_000)
+    source.note_time(NOW_MS + 1)
+    later = source.take(1, NOW_MS + 2)
+    assert [source.assigned_ms(i, NOW_MS + 3) - NOW_MS for i in (right, ahead, later)] == [0, 1, 3]
+    for after_ms in (500, 1_001, 9_000):
+        source.note_time(NOW_MS + after_ms)
+    now_ms = NOW_MS + 9_500
+    assert [source.assigned_ms(i, now_ms) - NOW_MS for i in (right, ahead, later)] == [0, 1, 1_001]
+    source.note_time(NOW_MS - 50)  # set back again
+    assert [source.assigned_ms(i, now_ms) - NOW_MS for i in (ahead, later)] == [-50, -50]
+    source.note_time(NOW_MS + 95_000)  # the clock has caught up
+    for after_ms in range(5):
+        source.take(1, NOW_MS)
+        source.note_time(NOW_MS + 1_000 * after_ms)
+    assert source.assigned_ms(right, now_ms) == NOW_MS
+    assert source.assigned_ms(source.last, now_ms) == NOW_MS + 4_000
+    assert source.assigned_ms(ahead, now_ms) == NOW_MS + 2_000

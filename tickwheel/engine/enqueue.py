@@ -58,7 +58,6 @@ from tickwheel.model.records import (
     NewTask,
     TaskRow,
     TaskSnapshot,
-    id_time_ms,
     size_of,
     task_bytes,
 )
@@ -548,7 +547,7 @@ class Coalescer:
     def _landed_ids(self, topic_key: TopicKey, rule: Coalescing, now_ms: int) -> Iterator[int]:
         """Return the ids of landed tasks that might have the key, newest first."""
         ids = reversed(self._core.keys.find(*topic_key))
-        return (i for i in ids if _is_within(rule, i, now_ms))
+        return (i for i in ids if self._is_within(rule, i, now_ms))
 
     def _newest_staged(self, topic_key: TopicKey, rule: Coalescing, now_ms: int) -> TaskRow | None:
         """Return the newest task of the open batch with the key, or None."""
@@ -576,8 +575,14 @@ class Coalescer:
         return (
             row
             for row in newest_first
-            if _topic_key_of(row) == topic_key and _is_within(rule, row.id, now_ms)
+            if _topic_key_of(row) == topic_key and self._is_within(rule, row.id, now_ms)
         )
+
+    def _is_within(self, rule: Coalescing, task_id: int, now_ms: int) -> bool:
+        """Return whether the task is within the rule's window."""
+        if rule.window_ms is None:
+            return True
+        return now_ms < self._core.ids.assigned_ms(task_id, now_ms) + rule.window_ms
 
     # --- the decision --------------------------------------------------------------------------
 
@@ -693,7 +698,8 @@ class Coalescer:
             return new
         if old is None:
             old = plan.old[row.id] = _Old(snapshot, self._control.next_ms(snapshot))
-        old.due_ms = _chosen_ms(old.due_ms, task[1], rule, id_time_ms(row.id), now_ms)
+        enqueued_ms = self._core.ids.assigned_ms(row.id, now_ms)
+        old.due_ms = _chosen_ms(old.due_ms, task[1], rule, enqueued_ms, now_ms)
         if rule.replaces != DUE:
             old.task = task
         return old
@@ -765,12 +771,6 @@ def _topic_key(task: NewTask) -> TopicKey:
 
 def _topic_key_of(row: TaskRow) -> tuple[str, str | None]:
     return row.topic, None if row.options is None else row.options.key
-
-
-def _is_within(rule: Coalescing, task_id: int, now_ms: int) -> bool:
-    """Return whether the task is within the rule's window. If the clock was set back, the task
-    counts as younger."""
-    return rule.window_ms is None or now_ms < id_time_ms(task_id) + rule.window_ms
 
 
 def _verdict(rule: Coalescing) -> Merging:

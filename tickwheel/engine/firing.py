@@ -60,6 +60,7 @@ class Firing:
     def fire(self, now_ms: int, limit: int) -> bool:
         """Pass up to ``limit`` due tasks to their groups. Return whether to repeat this at once."""
         core = self._core
+        core.ids.note_time(now_ms)
         core.steps_left = STEPS_PER_TICK
         if core.orderings.delayed and self._catch_up(now_ms):
             return True  # each tick sorts the delayed tasks, so there should not be more

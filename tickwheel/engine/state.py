@@ -20,6 +20,8 @@ This module reads no clock.
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass, field
@@ -68,6 +70,7 @@ from tickwheel.model.records import (
     ProgressState,
     TaskRow,
     id_floor,
+    id_time_ms,
     task_bytes,
 )
 from tickwheel.wheel.timing import TimingWheel, Windows
@@ -217,10 +220,17 @@ class Totals:
     """Deliveries found not to be due by the final check before they are sent. It must stay 0."""
 
 
-class IdSource:
-    """Assigns ascending ids of one shard."""
+NOTE_GAP_MS = 1_000
+"""Minimum time between two notes about ids that are ahead of the clock, and how far ahead."""
+NOTES_MAX = 100_000
+"""Maximum number of notes about ids, enough for more than a day."""
 
-    __slots__ = ("last", "shard")
+
+class IdSource:
+    """Assigns ascending ids of one shard. If the clock is set back, the times in new ids stay ahead
+    of it; ``note_time`` notes the true ones."""
+
+    __slots__ = ("_noted_ids", "_noted_ms", "last", "shard")
 
     def __init__(self, shard: int, mark: int) -> None:
         if not 0 <= shard < ID_STEP:
@@ -229,12 +239,35 @@ class IdSource:
         candidate = mark // ID_STEP * ID_STEP + shard
         self.last = candidate if candidate >= mark else candidate + ID_STEP
         """The newest assigned id, or the mark rounded up to this shard."""
+        self._noted_ids, self._noted_ms = array("q"), array("q")
+        """Ids, ascending, and times at which they and all lower ids had been assigned."""
 
     def take(self, count: int, now_ms: int) -> int:
         """Assign ``count`` ids, in steps of ``ID_STEP``. Return the first."""
         first = max(self.last + ID_STEP, id_floor(now_ms, self.shard))
         self.last = first + (count - 1) * ID_STEP
         return first
+
+    def note_time(self, now_ms: int) -> None:
+        """Note the time if the newest id is ahead of it. Call this in each tick."""
+        if id_time_ms(self.last) < now_ms + NOTE_GAP_MS:
+            return
+        ids, times_ms = self._noted_ids, self._noted_ms
+        while times_ms and times_ms[-1] > now_ms:  # the clock was set back again
+            ids.pop()
+            times_ms.pop()
+        if ids and (ids[-1] == self.last or now_ms - times_ms[-1] < NOTE_GAP_MS):
+            return
+        ids.append(self.last)
+        times_ms.append(now_ms)
+        if len(ids) > NOTES_MAX:
+            del ids[: NOTES_MAX // 2], times_ms[: NOTES_MAX // 2]
+
+    def assigned_ms(self, task_id: int, now_ms: int) -> int:
+        """Return when an id was assigned. If the clock was set back since or was then behind the
+        id, this is the time of the next note, within ``NOTE_GAP_MS``."""
+        at = bisect_left(self._noted_ids, task_id)
+        return min(id_time_ms(task_id), self._noted_ms[at] if at < len(self._noted_ms) else now_ms)
 
 
 class Outcomes:

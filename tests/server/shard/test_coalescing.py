@@ -11,7 +11,7 @@ import pytest
 
 from server.shard.test_keys import Collides
 from support.in_process import InProcess
-from support.shard_rig import Peer, ShardRig, started
+from support.shard_rig import NOW_MS, Peer, ShardRig, started
 from support.store_rows import kept
 from tickwheel.api.frames import FrameType as T
 from tickwheel.clock import Now
@@ -441,6 +441,42 @@ async def test_tasks_stay_pending_after_a_clock_set_back(daemon: InProcess, peer
     daemon.pass_time(-500_000)
     assert await one(daemon, peer, rule) == ("kept", first)
     assert await one(daemon, peer, replace(max_wait_ms=100), 900) == ("replaced", first)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_a_clock_that_was_ahead_extends_no_wait_or_window(
+    tmp_path: Path, is_restarted: bool
+) -> None:
+    async with InProcess(tmp_path, now_ms=NOW_MS + 20 * FAR_MS) as daemon:
+        peer, store = daemon.connect(), daemon.store
+        await one(daemon, peer, KEEP_5_S, topic="w")
+        await one(daemon, peer, WAIT_5_S)
+        daemon.pass_time(-20 * FAR_MS)
+        if not is_restarted:
+            await waits_and_windows_end(daemon, peer)
+    if is_restarted:
+        async with InProcess(tmp_path, store=store) as daemon:
+            await waits_and_windows_end(daemon, daemon.connect())
+
+
+KEEP_5_S, WAIT_5_S = {"action": "keep", "window_ms": 5_000}, replace(max_wait_ms=5_000)
+
+
+async def waits_and_windows_end(daemon: InProcess, peer: Peer) -> None:
+    """At most a second late, of tasks from before the clock was set back and of later ones."""
+    for key, word in (("k", "kept"), ("new", "stored")):
+        begun_ms = daemon.shard.clock.read().now_ms
+        assert (await one(daemon, peer, KEEP_5_S, topic="w", key=key))[0] == word
+        await one(daemon, peer, WAIT_5_S, key=key)
+        daemon.pass_time(1_000)
+        await daemon.settle()
+        answer = await daemon.ask(peer, T.ENQUEUE, 0, (task(WAIT_5_S, key=key),))
+        ((word, due_ms),) = answer[2]["outcomes"]
+        assert word == "replaced" and due_ms <= begun_ms + 6_000
+        assert (await one(daemon, peer, KEEP_5_S, topic="w", key=key))[0] == "kept"
+        daemon.pass_time(5_000)
+        await daemon.settle()
+        assert (await one(daemon, peer, KEEP_5_S, topic="w", key=key))[0] == "stored"
 
 
 # --- between producers, frames and batches -------------------------------------------------------
