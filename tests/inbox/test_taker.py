@@ -119,6 +119,12 @@ async def _all(ends: list[Any]) -> None:
         await end
 
 
+def start_shards(make_daemon: Callable[..., Daemon], folder: Path, **settings: Any) -> Daemon:
+    """Start the daemons of two shards."""
+    store = f"sqlite:///{folder / 'shards'}/"
+    return make_daemon(args=("--processes", "2"), store=store, **settings).start()
+
+
 async def keys(client: Client, topic: str = "orders.close") -> list[str]:
     return sorted([str(task.key) async for task in client.list_tasks(topic=topic)])
 
@@ -526,9 +532,9 @@ async def test_rows_that_an_application_inserts_itself_are_checked(
     connection.close()
 
 
-ODD = ("x", "", -1, 2**70, 0.5, True, None, [], [1], {}, {"a": {}}, "x" * 300)
+ODD = ("x", "", -1, 0, 2**70, 0.5, True, None, [], [1], {}, {"a": {}}, "x" * 300, "\ud800")
 VERBS: dict[str, dict[str, Any]] = {
-    "enqueue": {"key": "k", "id": 5},
+    "enqueue": {"key": "k", "id": 5, "shard_by": "s", "order_key": "s"},
     "cancel": {"id": 5, "key": "k"},
     "reschedule": {"id": 5, "key": "k"},
     "ack": {"id": 5, "group": "g", "epoch": 1, "attempt": 1},
@@ -538,7 +544,7 @@ VERBS: dict[str, dict[str, Any]] = {
 async def test_no_row_stops_a_taker(
     make_daemon: Callable[..., Daemon], taking: Callable[..., Taking], tmp_path: Path
 ) -> None:
-    daemon = make_daemon().start()
+    daemon = start_shards(make_daemon, tmp_path)
     made = taking(daemon.url, f"sqlite:///{tmp_path / 'app.db'}")
     await comes(lambda: made.taker.leads)
     rows: list[dict[str, Any]] = []
@@ -548,12 +554,14 @@ async def test_no_row_stops_a_taker(
             rows.append({"options": json.dumps(options | {name: value})})
         for column in ("topic", "body", "delay_ms", "due_ms", "at_ms"):
             rows += [{column: value} for value in ("x", -5, 2**62, 1.5, b"\xff")]
+        rows += [{"options": json.dumps(options | {"id": 0, "key": []})}]
+        rows += [{"options": value} for value in (b'{"key": "\xff"}', b'["\xff"]', b"{}")]
         rows = [{"verb": verb, "options": json.dumps(options)} | row for row in rows]
     connection = sqlite3.connect(tmp_path / "app.db")
     written = 0
     for row in rows:
         places = f"({', '.join(row)}) VALUES ({', '.join('?' * len(row))})"
-        with contextlib.suppress(sqlite3.IntegrityError), connection:
+        with contextlib.suppress(sqlite3.IntegrityError, sqlite3.OperationalError), connection:
             connection.execute(f"INSERT INTO tickwheel_inbox {places}", list(row.values()))
             written += 1
     assert written > 200
@@ -592,8 +600,7 @@ async def test_each_shard_takes_its_part_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A refusal of one shard concerns only its part of the batch."""
-    store = f"sqlite:///{tmp_path / 'shards'}/"
-    daemon = make_daemon(args=("--processes", "2"), store=store, delay_max_s=7200).start()
+    daemon = start_shards(make_daemon, tmp_path, delay_max_s=7200)
     inbox = f"sqlite:///{tmp_path / 'app.db'}"
     made = taking(daemon.url, inbox)
     await comes(lambda: made.taker.leads)

@@ -277,6 +277,7 @@ def _rows(connection: sqlite3.Connection, after: int, limit: int) -> list[Row]:
     ):
         data = body.encode(errors="surrogateescape") if isinstance(body, str) else body
         data = b"" if data is None else data
+        text = _text(text) if isinstance(text, bytes) else text  # it may be stored as a blob
         rows.append(Row(row_id, verb, topic, data, delay_ms, due_ms, options_of(text), at_ms))
         size += len(data) if isinstance(data, bytes) else 0
         if size >= BYTES_MAX:

@@ -42,6 +42,7 @@ from tickwheel.errors import (
 )
 from tickwheel.inbox.contract import REFUSED_MAX, Batch, Inbox, InboxTrouble, Row
 from tickwheel.model.records import ID_MAX, MOMENT_MS_MAX
+from tickwheel.model.values import is_utf8
 
 if TYPE_CHECKING:
     from tickwheel.client.tasks import WireTask
@@ -392,6 +393,10 @@ def _objection(row: Row) -> BadRequest | None:
     if not isinstance(row.body, bytes):
         return BadRequest(f"body must be a blob or text, not {shown(row.body)}")
     if row.verb == "enqueue":
+        for name in ("shard_by", "order_key", "key"):  # one of them determines the shard
+            value = row.options.get(name)
+            if value is not None and not (isinstance(value, str) and is_utf8(value)):
+                return BadRequest(f"{name} must be text that UTF-8 can encode, not {shown(value)}")
         return None
     task_id, key = row.options.get("id"), row.options.get("key")
     is_by_id = type(task_id) is int and 0 <= task_id <= ID_MAX
@@ -419,7 +424,8 @@ def _first_part(limits: Limits, rows: Sequence[Row]) -> list[Row]:
             bytes_left -= _size(row)
             is_fitting = len(part) < count_max and bytes_left >= 0
         elif _objection(row) is None:
-            target = row.options.get("id") or (row.topic, row.options.get("key"))
+            task_id = row.options.get("id")
+            target = (row.topic, row.options.get("key")) if task_id is None else task_id
             is_fitting = len(part) < count_max and target not in targets
             targets.add(target)
         if part and not is_fitting:
