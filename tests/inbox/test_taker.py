@@ -96,14 +96,17 @@ class Application:
     async def rows(self) -> int:
         """Return the number of rows in the inbox."""
         if isinstance(self.connection, sqlite3.Connection):
-            count = self.connection.execute("SELECT count(*) FROM tickwheel_inbox").fetchone()[0]
-            return int(count)
-        return int(
-            await self.connection.fetchval(
-                "SELECT (SELECT count(*) FROM tickwheel.inbox_0)"
-                " + (SELECT count(*) FROM tickwheel.inbox_1)"
-            )
+            return await self.number("SELECT count(*) FROM tickwheel_inbox")
+        return await self.number(
+            "SELECT (SELECT count(*) FROM tickwheel.inbox_0)"
+            " + (SELECT count(*) FROM tickwheel.inbox_1)"
         )
+
+    async def number(self, query: str) -> int:
+        """Return the number that a query selects."""
+        if isinstance(self.connection, sqlite3.Connection):
+            return int(self.connection.execute(query).fetchone()[0])
+        return int(await self.connection.fetchval(query))
 
 
 def enqueue(*tasks: Task) -> Callable[[Any], Any]:
@@ -530,6 +533,40 @@ async def test_rows_that_an_application_inserts_itself_are_checked(
     codes = connection.execute("SELECT code FROM tickwheel_inbox_refused ORDER BY id").fetchall()
     assert [code for (code,) in codes] == ["bad_request"] * 5
     connection.close()
+
+
+INSERTS = {
+    "sqlite": "INSERT INTO tickwheel_inbox (verb, topic, body, options)"
+    " VALUES ('enqueue', 'far', 'x', ?)",
+    "postgresql": "INSERT INTO tickwheel.inbox_0 VALUES (nextval('tickwheel.inbox_id'),"
+    " pg_current_xact_id(), 0, 'enqueue', 'far', 'x', NULL, NULL, $1::text::jsonb)",
+}
+"""Statements that write options without a check."""
+
+
+async def test_a_row_with_a_number_beyond_a_float_is_refused_and_kept(
+    make_daemon: Callable[..., Daemon], taking: Callable[..., Taking], inbox: str
+) -> None:
+    """Python reads the number as infinite, which JSON cannot express."""
+    daemon = make_daemon().start()
+    made = taking(daemon.url, inbox)
+    await comes(lambda: made.taker.leads)
+    options = f'{{"properties": {{"a": {"9" * 310}.5}}}}'
+    table = "tickwheel_inbox" if inbox.startswith("sqlite") else "tickwheel.inbox"
+    async with Application(inbox) as application, Client(daemon.url) as client:
+        insert = INSERTS[inbox.partition(":")[0]]
+        await application.commit(
+            lambda connection: (
+                connection.execute(insert, (options,))
+                if inbox.startswith("sqlite")
+                else connection.execute(insert, options)
+            ),
+            enqueue(Task("orders.close", b"", delay=HOUR_S, key="a")),
+        )
+        await _come(lambda: keys(client), ["a"])
+        assert await application.refused() == [("bad_request", "far")]
+        count = f"SELECT count(*) FROM {table}_refused WHERE options = '{options}'"
+        assert await application.number(count) == 1
 
 
 ODD = ("x", "", -1, 0, 2**70, 0.5, True, None, [], [1], {}, {"a": {}}, "x" * 300, "\ud800")

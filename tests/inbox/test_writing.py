@@ -68,7 +68,7 @@ async def postgres(database: str) -> AsyncIterator[PostgresInbox]:
 
 
 def plain(row: Row) -> Row:
-    return row._replace(id=0, at_ms=0)
+    return row._replace(id=0, at_ms=0, options_text="{}")
 
 
 async def check(inbox: PostgresInbox | SqliteInbox) -> None:
@@ -301,6 +301,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"options": {"properties": {str(n): 1 for n in range(65)}}}, "has 65; the limit is 64"),
     ({"options": {"properties": {"a": "x" * 4097}}}, "a property has 4097 bytes; the limit is"),
     ({"options": {"properties": {"a": 2**63}}}, "without integers of more than 64 bits"),
+    ({"options": f'{{"properties": {{"a": {"9" * 310}.5}}}}'}, "without numbers above 1.79769e+308"),
+    ({"options": f'{{"properties": {{"a": -{"9" * 310}.5}}}}'}, "without numbers above 1.79769e+308"),
     ({"options": {"retry": 5}}, "retry must be the name of a policy or a map, not '5'"),
     ({"options": {"retry": "fixed:delay=5s"}}, "retry must be the name of a policy or a map"),
     (
@@ -339,7 +341,8 @@ async def test_sql_refuses_what_the_daemon_would(postgres: PostgresInbox, databa
     for change, message in REFUSED:
         fields = {"verb": "enqueue", "topic": "t", "body": b"", "delay_ms": None, "due_ms": None}
         fields |= {"options": {}} | change
-        fields["options"] = json.dumps(fields["options"])
+        if not isinstance(fields["options"], str):
+            fields["options"] = json.dumps(fields["options"])
         with pytest.raises(BadRequest) as caught:
             await write(connection, Command(**fields))
         assert message in caught.value.message
@@ -491,8 +494,8 @@ async def test_every_option_has_an_argument_in_sql(postgres: PostgresInbox, data
         },
         0,
     )  # fmt: skip
-    assert second[3:] == (b"text", None, None, {"retry": "slow", "delay_level": 2}, 0)
-    assert third[3:] == (b"\x00\xff", None, int(AT.timestamp() * 1000), {}, 0)
+    assert second[3:8] == (b"text", None, None, {"retry": "slow", "delay_level": 2}, 0)
+    assert third[3:8] == (b"\x00\xff", None, int(AT.timestamp() * 1000), {}, 0)
 
 
 async def test_an_application_needs_no_other_privileges(

@@ -79,6 +79,8 @@ class Row(NamedTuple):
     fields of a receipt."""
     at_ms: int
     """When it was written, by the clock of the database."""
+    options_text: str = "{}"
+    """The options as they are stored. JSON that Python wrote from ``options`` could be invalid."""
 
 
 @dataclass(slots=True)

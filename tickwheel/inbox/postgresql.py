@@ -13,7 +13,6 @@ that advance the position only insert; rows leave by TRUNCATE, whose lock is nev
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -401,7 +400,7 @@ class PostgresInbox:
         if first["id"] is None:
             return [], first["snapshot"], True
         rows = [
-            Row(r[2], r[3], r[4], r[5] or b"", r[6], r[7], options_of(r[8]), r[9])
+            Row(r[2], r[3], r[4], r[5] or b"", r[6], r[7], options_of(r[8]), r[9], r[8])
             for r in records[:ROWS_MAX]
         ]
         return rows, first["snapshot"], first["found"] == len(rows)
@@ -480,7 +479,7 @@ class PostgresInbox:
     async def refuse(self, row: Row, code: str, message: str) -> None:
         await self._value(
             _REFUSE, row.id, row.at_ms, row.verb, row.topic, row.body, row.delay_ms, row.due_ms,
-            json.dumps(row.options), code, message,
+            row.options_text, code, message,
         )  # fmt: skip
 
     async def count_refused(self) -> int:

@@ -228,6 +228,11 @@ BEGIN
                     'properties must be a map without integers of more than 64 bits, not %L',
                     left(word, 60)));
             END IF;
+            IF EXISTS (SELECT FROM jsonb_each(value) AS p(k, v) WHERE CASE WHEN jsonb_typeof(v) = 'number' THEN abs((v #>> '{}')::numeric) > 1.7976931348623157e+308 END) THEN
+                PERFORM tickwheel.inbox_refuse('bad_request', format(
+                    'properties must be a map without numbers above 1.79769e+308, not %L',
+                    left(word, 60)));
+            END IF;
             IF (SELECT count(*) FROM jsonb_each(value)) > state.properties_max THEN
                 PERFORM tickwheel.inbox_refuse('limit_exceeded', format(
                     'properties has %s; the limit is %s (properties_max)',

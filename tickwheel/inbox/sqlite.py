@@ -236,7 +236,7 @@ class SqliteInbox:
     async def refuse(self, row: Row, code: str, message: str) -> None:
         values = (
             *(row.id, row.at_ms, row.verb, row.topic, row.body, row.delay_ms, row.due_ms),
-            *(json.dumps(row.options), code, message),
+            *(row.options_text, code, message),
         )
 
         def write(connection: sqlite3.Connection) -> None:
@@ -278,7 +278,8 @@ def _rows(connection: sqlite3.Connection, after: int, limit: int) -> list[Row]:
         data = body.encode(errors="surrogateescape") if isinstance(body, str) else body
         data = b"" if data is None else data
         text = _text(text) if isinstance(text, bytes) else text  # it may be stored as a blob
-        rows.append(Row(row_id, verb, topic, data, delay_ms, due_ms, options_of(text), at_ms))
+        options = options_of(text)
+        rows.append(Row(row_id, verb, topic, data, delay_ms, due_ms, options, at_ms, text))
         size += len(data) if isinstance(data, bytes) else 0
         if size >= BYTES_MAX:
             break
