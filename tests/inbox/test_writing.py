@@ -33,6 +33,7 @@ from tickwheel.inbox.contract import Row
 from tickwheel.inbox.postgresql import PostgresInbox
 from tickwheel.inbox.sqlite import SqliteInbox
 from tickwheel.limits import Limits
+from tickwheel.model.values import stored_bytes
 
 AT = datetime.now(UTC).replace(microsecond=0) + timedelta(days=365)
 TASK = Task(
@@ -371,27 +372,79 @@ NOT_IN_SQL = ("does not exist; known", "delay_level must be")
 """Errors about names and levels that are settings of the daemon."""
 
 
+BLANKS = [chr(code) for code in range(0x3001) if chr(code).isspace()]
+EXTREMES: tuple[dict[str, Any], ...] = (
+    *({"tag": f"{blank}x"} for blank in BLANKS),
+    *({"tag": f"x{blank}"} for blank in BLANKS),
+    *({"tag": tag} for tag in ("x y", "vip", "dev", "t" * 255, "t" * 256)),
+    *({"encoding": f"{first}zlib,zstd"} for first in ("", "json,", "json;v=2,", "zlib;a=b,")),
+    {"encoding": "json,zlib,zstd,aesgcm"},
+    *({"properties": {"a": "ä" * n}} for n in (2_048, 2_049)),
+    *({"properties": {"n" * n: 1}} for n in (255, 256)),
+    *({"properties": {str(n): True for n in range(count)}} for count in (64, 65)),
+    *({"properties": {"a": n}} for n in (2**63 - 1, 2**63, -(2**63), -(2**63) - 1)),
+)
+"""Options at each limit, and just above it."""
+
+
+async def verdicts(
+    rig: HttpRig, connection: Any, options: dict[str, Any], size: int = 1
+) -> tuple[str, str]:
+    """Return the error of the daemon and that of SQL for a task with a body of ``size`` bytes; "":
+    they accept it."""
+    due = {} if "delay_level" in options else {"delay_ms": 60_000}
+    body = "x" * size
+    answer = await rig.call("POST", "/v1/tasks", {"topic": "t", "body": body} | due | options)
+    command = Command(
+        "enqueue", "t", body.encode(), due.get("delay_ms"), None, json.dumps(options)
+    )
+    error = "" if answer.status == 201 else answer.json["detail"]
+    try:
+        await write(connection, command)
+    except TickwheelError as caught:
+        return error, caught.message
+    return error, ""
+
+
 async def test_sql_accepts_what_the_daemon_does(postgres: PostgresInbox, database: str) -> None:
     rig, connection = await HttpRig().start(), await asyncpg.connect(database)
     differing: list[Any] = []
-    for base, way, value in [
-        (b, way, new) for b in BASES for way in places(b) if way for new in NEW
-    ]:
-        options = put(base, way, value)
-        due = {} if "delay_level" in options else {"delay_ms": 60_000}
-        answer = await rig.call("POST", "/v1/tasks", {"topic": "t", "body": "x"} | due | options)
-        command = Command("enqueue", "t", b"x", due.get("delay_ms"), None, json.dumps(options))
-        error = "" if answer.status == 201 else answer.json["detail"]
-        refused = ""
-        try:
-            await write(connection, command)
-        except TickwheelError as caught:
-            refused = caught.message
+    changed = (put(b, way, new) for b in BASES for way in places(b) if way for new in NEW)
+    for options in (*changed, *EXTREMES):
+        error, refused = await verdicts(rig, connection, options)
         if bool(error) != bool(refused) and not any(text in error for text in NOT_IN_SQL):
-            differing.append((way, value, error, refused))
+            differing.append((options, error, refused))
     await connection.close()
     await rig.stop()
     assert not differing
+
+
+async def test_sql_counts_the_bytes_of_a_task_as_the_daemon_does(
+    postgres: PostgresInbox, database: str
+) -> None:
+    limit = 2_000
+    rig = await HttpRig(task_bytes_max=limit, body_bytes_max=limit).start()
+    await postgres.announce(rig.settings.limits())
+    connection = await asyncpg.connect(database)
+    for options in (*BASES, {"key": "ä"}, {"tag": "ä", "properties": {"ä": "ä"}}):
+        left = limit - stored_bytes(options)
+        assert await verdicts(rig, connection, options, left) == ("", "")
+        for error in await verdicts(rig, connection, options, left + 1):
+            assert f"{limit + 1} bytes with all its fields; the limit is {limit}" in error
+    for options in ({}, {"priority": 0, "within_ms": 0, "properties": {}}):
+        assert await verdicts(rig, connection, options, limit) == ("", "")
+    await connection.close()
+    await rig.stop()
+
+
+def test_python_counts_the_bytes_of_a_task_as_the_daemon_does() -> None:
+    limits = Limits()
+    properties = {f"{n:02}": "v" * limits.property_value_bytes_max for n in range(20)}
+    size = limits.task_bytes_max - stored_bytes({"properties": properties})
+    command = enqueue_command(Task("t", b"x" * size, properties=properties, within=0))
+    assert json.loads(command.options) == {"properties": properties}
+    with pytest.raises(LimitExceeded, match=r"1114113 bytes .* is 1114112 \(task_bytes_max\)"):
+        enqueue_command(Task("t", b"x" * (size + 1), properties=properties))
 
 
 async def test_a_body_over_the_limit_has_its_own_code(

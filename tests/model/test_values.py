@@ -14,12 +14,15 @@ from tickwheel.client.task_options import Task
 from tickwheel.client.tasks import TaskChecker
 from tickwheel.errors import BadRequest
 from tickwheel.limits import Limits
+from tickwheel.model.policies import RetryPolicy
+from tickwheel.model.records import TaskOptions, options_bytes
 from tickwheel.model.values import (
     INTEGER_MAX,
     INTEGER_MIN,
     InvalidValue,
     check_properties,
     check_text,
+    stored_bytes,
 )
 
 LIMITS = Limits()
@@ -85,3 +88,22 @@ def test_invalid_values_name_the_field(value: Any, words: tuple[str, ...]) -> No
 def test_values_within_their_bounds_pass(value: Any) -> None:
     assert PROPERTIES.check({"n": value}, "props", LIMITS) == {"n": value}
     TaskChecker().check(Task("t", b"", properties={"n": value}))
+
+
+TRACE = f"00-{'1' * 32}-{'2' * 16}-01"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"key": "ä", "tag": "t", "properties": {"ä": "ö", "n": 2**60, "b": True}},
+        {"order_key": "ä", "shard_by": "ä", "encoding": "json,zlib", "trace": TRACE},
+        {"priority": 7, "ttl_ms": 5, "within_ms": 5, "retry": "slow"},
+        {"retry": {"kind": "table", "delays_ms": [1, 2, 3]}},
+        {"retry": {"kind": "fixed", "delay_ms": 5}},
+    ],
+)
+def test_options_on_the_wire_count_as_many_bytes_as_in_a_record(options: dict[str, Any]) -> None:
+    retry = options.get("retry")
+    policy = RetryPolicy.of_map(retry) if isinstance(retry, dict) else retry
+    assert stored_bytes(options) == options_bytes(TaskOptions(**options | {"retry": policy}))

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tickwheel.api.times import Duration, duration_ms, moment_ms
 from tickwheel.client.task_options import Task
 from tickwheel.client.tasks import TaskChecker
-from tickwheel.errors import BY_CODE, BadRequest, TickwheelError, from_wire, shown
+from tickwheel.errors import (
+    BY_CODE,
+    BadRequest,
+    LimitExceeded,
+    TickwheelError,
+    from_wire,
+    shown,
+)
+from tickwheel.model.values import stored_bytes
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -54,8 +62,14 @@ def enqueue_command(task: Task) -> Command:
     """Return the command that enqueues a task. Raise BadRequest for an invalid task, judged by the
     default limits."""
     (topic, body, delay_ms, *more), _ = _CHECKER.check(task)
-    options = dict(more[0]) if more else {}
+    given = more[0].items() if more else ()
+    options = {name: value for name, value in given if value is not None}
     due_ms = options.pop("due_ms", None)
+    size, limit = len(body) + stored_bytes(options), _CHECKER.limits.task_bytes_max
+    if size > limit:
+        raise LimitExceeded(
+            f"task has {size} bytes with all its fields; the limit is {limit} (task_bytes_max)"
+        )
     return Command("enqueue", topic, body, delay_ms or None, due_ms, json.dumps(options))
 
 

@@ -210,7 +210,7 @@ BEGIN
                     'tag has %s characters; the limit is %s (key_length_max)',
                     char_length(word), state.key_length_max));
             END IF;
-            IF word IN ('', '*') OR word LIKE '%||%' OR word <> btrim(word, E' \t\n\r\f\v') THEN
+            IF word IN ('', '*') OR word LIKE '%||%' OR word <> btrim(word, E'\u0009\u000a\u000b\u000c\u000d\u001c\u001d\u001e\u001f\u0020\u0085\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000') THEN
                 PERFORM tickwheel.inbox_refuse('bad_request', format(
                     'tag must be not empty, not *, without ||, without outer blanks, not %L',
                     left(word, 60)));
@@ -238,10 +238,10 @@ BEGIN
                     'properties has %s; the limit is %s (properties_max)',
                     (SELECT count(*) FROM jsonb_each(value)), state.properties_max));
             END IF;
-            IF (SELECT max(octet_length(v)) FROM jsonb_each_text(value) AS p(k, v)) > state.property_value_bytes_max THEN
+            IF (SELECT max(octet_length(v #>> '{}')) FROM jsonb_each(value) AS p(k, v) WHERE jsonb_typeof(v) = 'string') > state.property_value_bytes_max THEN
                 PERFORM tickwheel.inbox_refuse('limit_exceeded', format(
                     'a property has %s bytes; the limit is %s (property_value_bytes_max)',
-                    (SELECT max(octet_length(v)) FROM jsonb_each_text(value) AS p(k, v)), state.property_value_bytes_max));
+                    (SELECT max(octet_length(v #>> '{}')) FROM jsonb_each(value) AS p(k, v) WHERE jsonb_typeof(v) = 'string'), state.property_value_bytes_max));
             END IF;
             IF (SELECT max(char_length(k)) FROM jsonb_each(value) AS p(k, v)) > state.key_length_max THEN
                 PERFORM tickwheel.inbox_refuse('limit_exceeded', format(
@@ -300,6 +300,11 @@ BEGIN
                 PERFORM tickwheel.inbox_refuse('bad_request', format(
                     'encoding must be a valid encoding, not %L',
                     left(word, 60)));
+            END IF;
+            IF length(word) - length(replace(word, ',', '')) + (split_part(split_part(word, ',', 1), ';', 1) IN ('aesgcm', 'zlib', 'zstd'))::integer > 2 THEN
+                PERFORM tickwheel.inbox_refuse('limit_exceeded', format(
+                    'encoding has %s steps; the limit is 2 (encoding_steps_max)',
+                    length(word) - length(replace(word, ',', '')) + (split_part(split_part(word, ',', 1), ';', 1) IN ('aesgcm', 'zlib', 'zstd'))::integer));
             END IF;
             CONTINUE;
         END IF;
@@ -361,6 +366,29 @@ BEGIN
         PERFORM tickwheel.inbox_refuse('bad_request', format('unknown option %L', left(name, 60)));
     END LOOP;
 END $$;
+
+-- The size of a task as the daemon counts it.
+CREATE FUNCTION tickwheel.inbox_task_bytes(body bytea, options jsonb)
+RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT (length(body) + coalesce(64 + sum(CASE name
+        WHEN 'key' THEN 0 + octet_length(value #>> '{}')
+        WHEN 'tag' THEN 0 + octet_length(value #>> '{}')
+        WHEN 'order_key' THEN 16 + octet_length(value #>> '{}')
+        WHEN 'encoding' THEN 12 + octet_length(value #>> '{}')
+        WHEN 'shard_by' THEN 12 + octet_length(value #>> '{}')
+        WHEN 'trace' THEN 64
+        WHEN 'within_ms' THEN 40
+        WHEN 'properties' THEN (
+            SELECT sum(8 + octet_length(k) + CASE jsonb_typeof(v)
+                WHEN 'string' THEN octet_length(v #>> '{}') ELSE 9 END)
+            FROM jsonb_each(value) AS p(k, v))
+        WHEN 'retry' THEN CASE WHEN jsonb_typeof(value) = 'object' THEN 9 * (6 + CASE
+            WHEN jsonb_typeof(value -> 'delays_ms') = 'array'
+            THEN jsonb_array_length(value -> 'delays_ms') ELSE 0 END) ELSE 0 END
+        ELSE 0 END), 0))::bigint
+    FROM jsonb_each(options) AS o(name, value)
+    WHERE name NOT IN ('delay_level', 'if_pending') AND value NOT IN ('0', '{}')
+$$;
 -- end
 
 CREATE FUNCTION tickwheel.inbox_check(
@@ -374,6 +402,7 @@ DECLARE
         "whole": true}';
     words jsonb := jsonb_build_object('length', state.key_length_max, 'text',
         format('text of up to %s characters (key_length_max)', state.key_length_max));
+    size bigint;
 BEGIN
     IF jsonb_typeof(options) <> 'object' THEN
         PERFORM tickwheel.inbox_refuse('bad_request', 'options must be a map');
@@ -425,6 +454,12 @@ BEGIN
         IF coalesce(options #>> '{if_pending,action}', options ->> 'if_pending', 'add') <> 'add'
             AND NOT options ? 'key' THEN
             PERFORM tickwheel.inbox_refuse('bad_request', 'if_pending needs a key');
+        END IF;
+        size := tickwheel.inbox_task_bytes(body, options);
+        IF size > state.task_bytes_max THEN
+            PERFORM tickwheel.inbox_refuse('limit_exceeded', format(
+                'the task has %s bytes with all its fields; the limit is %s (task_bytes_max)',
+                size, state.task_bytes_max));
         END IF;
     ELSIF verb = 'ack' THEN
         IF topic IS NULL OR NOT options ?& ARRAY['id', 'group', 'epoch', 'attempt'] THEN

@@ -15,7 +15,18 @@ from enum import IntEnum, StrEnum
 from typing import Any, Final, NamedTuple
 
 from tickwheel.model.policies import Coalescing, Merged, PolicyRef
-from tickwheel.model.values import SHARD_BITS
+from tickwheel.model.values import (
+    ENCODING_BYTES,
+    EXTRAS_BYTES,
+    NUMBER_BYTES,
+    ORDER_KEY_BYTES,
+    PROPERTY_BYTES,
+    SHARD_BITS,
+    SHARD_BY_BYTES,
+    TRACE_BYTES,
+    WINDOW_BYTES,
+    text_bytes,
+)
 
 SEQUENCE_BITS = 12
 ID_STEP = 1 << SHARD_BITS
@@ -153,24 +164,8 @@ class TaskRow(NamedTuple):
         return id_time_ms(self.id)
 
 
-EXTRAS_BYTES = 64
-"""Bytes of the names and headers of all options in a frame."""
-PROPERTY_BYTES = 8
-"""Bytes of the headers of a property's name and value."""
-WINDOW_BYTES = 40
-"""Bytes of the names and numbers of a due window."""
-ORDER_KEY_BYTES = 16
-"""Bytes of the name and headers of an order key."""
-TRACE_BYTES = 64
-"""Bytes of a traceparent with its name and headers."""
-ENCODING_BYTES = 12
-"""Bytes of the name and headers of an encoding."""
-SHARD_BY_BYTES = 12
-"""Bytes of the name and headers of ``shard_by``."""
 REPLAY_BYTES = 48
 """Bytes of the names and numbers of ``Replayed``."""
-NUMBER_BYTES = 9
-"""Bytes of the longest number in msgpack."""
 
 
 def size_of(body: bytes, options: TaskOptions | None) -> int:
@@ -247,11 +242,6 @@ def keys_bytes(keys: Collection[str]) -> int:
     joined = "".join(keys)
     count = len(joined) if joined.isascii() else len(joined.encode())
     return EXTRAS_BYTES * len(keys) + count
-
-
-def text_bytes(text: str) -> int:
-    """Return the length of a text in UTF-8, in bytes."""
-    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
 class ProgressState(IntEnum):

@@ -1,4 +1,5 @@
-"""Checks of strings, numbers and properties from clients, which daemon and client share.
+"""Checks of strings, numbers and properties from clients, and the size of a task, which daemon and
+client share.
 
 The checks raise ``InvalidValue``, which the daemon and the client convert to errors of the
 protocol. Invariant: a value that passes can be encoded as msgpack and UTF-8, so that every store,
@@ -18,6 +19,27 @@ SHARD_BITS = 10
 """The lowest bits of a task's id are the number of the shard that assigned it."""
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
 """The range of a property's integers: signed 64 bits."""
+EXTRAS_BYTES = 64
+"""Bytes of the names and headers of all options in a frame."""
+PROPERTY_BYTES = 8
+"""Bytes of the headers of a property's name and value."""
+WINDOW_BYTES = 40
+"""Bytes of the names and numbers of a due window."""
+ORDER_KEY_BYTES = 16
+"""Bytes of the name and headers of an order key."""
+TRACE_BYTES = 64
+"""Bytes of a traceparent with its name and headers."""
+ENCODING_BYTES = 12
+"""Bytes of the name and headers of an encoding."""
+SHARD_BY_BYTES = 12
+"""Bytes of the name and headers of ``shard_by``."""
+NUMBER_BYTES = 9
+"""Bytes of the longest number in msgpack."""
+TEXT_HEADS = {
+    "key": 0, "tag": 0, "order_key": ORDER_KEY_BYTES, "encoding": ENCODING_BYTES,
+    "shard_by": SHARD_BY_BYTES,
+}  # fmt: skip
+"""Option that is a text → bytes of its name and headers."""
 
 
 def shard_of(name: str, count: int) -> int:
@@ -124,3 +146,31 @@ def check_property(value: Any, field: str, bytes_max: int, *names: str) -> None:
     elif not INTEGER_MIN <= value <= INTEGER_MAX:
         text = f"{field} must be an integer between {INTEGER_MIN} and {INTEGER_MAX}, not {{}}"
         raise InvalidValue(text, *names, value)
+
+
+# --- the size of a task --------------------------------------------------------------------------
+
+
+def text_bytes(text: str) -> int:
+    """Return the length of a text in UTF-8, in bytes."""
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+
+
+def stored_bytes(options: Mapping[str, Any]) -> int:
+    """Return ``model.records.options_bytes`` of a task's checked options in wire form, for programs
+    that do not have the daemon's records."""
+    size = EXTRAS_BYTES
+    for name, value in options.items():
+        if name in TEXT_HEADS:
+            size += TEXT_HEADS[name] + text_bytes(value)
+        elif name == "trace":
+            size += TRACE_BYTES
+        elif name == "within_ms":
+            size += WINDOW_BYTES
+        elif name == "properties":
+            for key, number in value.items():
+                size += PROPERTY_BYTES + text_bytes(key)
+                size += text_bytes(number) if type(number) is str else NUMBER_BYTES
+        elif name == "retry" and not isinstance(value, str):
+            size += NUMBER_BYTES * (len(value.get("delays_ms", ())) + 6)
+    return size

@@ -21,13 +21,8 @@ from tickwheel.errors import (
 )
 from tickwheel.limits import Limits, delay_of_level
 from tickwheel.model.policies import ADD, Coalescing
-from tickwheel.model.records import (
-    EXTRAS_BYTES,
-    TaskOptions,
-    keys_bytes,
-    size_of,
-)
-from tickwheel.model.values import is_utf8
+from tickwheel.model.records import TaskOptions, keys_bytes, size_of
+from tickwheel.model.values import EXTRAS_BYTES, is_utf8
 from tickwheel.server import checks
 
 if TYPE_CHECKING:
