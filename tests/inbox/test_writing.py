@@ -26,6 +26,7 @@ from support.pgbouncer import pooled
 from support.postgresql import USER, PostgresServer
 from tickwheel import BadRequest, LimitExceeded, StaleReceipt, Task, sql
 from tickwheel.api.policies import IfPending, Retry
+from tickwheel.api.times import duration_ms, moment_ms
 from tickwheel.client.sql import Command, ack_command, enqueue_command, write
 from tickwheel.client.typed import task as typed_task
 from tickwheel.errors import TickwheelError
@@ -549,6 +550,37 @@ async def test_every_option_has_an_argument_in_sql(postgres: PostgresInbox, data
     )  # fmt: skip
     assert second[3:8] == (b"text", None, None, {"retry": "slow", "delay_level": 2}, 0)
     assert third[3:8] == (b"\x00\xff", None, int(AT.timestamp() * 1000), {}, 0)
+
+
+@pytest.mark.parametrize("micros", [0, 1, 499, 500, 999, 1_000])
+async def test_sql_rounds_times_up_as_python_does(
+    postgres: PostgresInbox, database: str, micros: int
+) -> None:
+    span, at = timedelta(seconds=5, microseconds=micros), AT + timedelta(microseconds=micros)
+    connection = await asyncpg.connect(database)
+    await connection.execute(
+        "SELECT tickwheel.enqueue('t', 'x'::text, delay => $1, ttl => $1, within => $1)", span
+    )
+    await connection.execute("SELECT tickwheel.enqueue('t', 'x'::text, at => $1)", at)
+    await connection.execute("SELECT tickwheel.reschedule(5, delay => $1)", span)
+    await connection.execute("SELECT tickwheel.reschedule(5, at => $1)", at)
+    await connection.close()
+    span_ms, at_ms = duration_ms(span, "delay"), moment_ms(at, "at")
+    rows = await postgres.read()
+    assert rows[0].options == {"ttl_ms": span_ms, "within_ms": span_ms}
+    times = [(row.delay_ms, row.due_ms) for row in rows]
+    assert times == [(span_ms, None), (None, at_ms)] * 2
+
+
+@pytest.mark.parametrize("call", ["enqueue('t', 'x'::text,", "reschedule(5,"])
+async def test_sql_refuses_an_infinite_time_by_name(
+    postgres: PostgresInbox, database: str, call: str
+) -> None:
+    connection = await asyncpg.connect(database)
+    with pytest.raises(asyncpg.PostgresError, match="at must be finite, not Inf") as caught:
+        await connection.execute(f"SELECT tickwheel.{call} at => 'infinity')")
+    assert caught.value.sqlstate == "TW001"
+    await connection.close()
 
 
 async def test_an_application_needs_no_other_privileges(

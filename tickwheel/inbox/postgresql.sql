@@ -521,11 +521,16 @@ BEGIN
     RETURN row_id;
 END $$;
 
-CREATE FUNCTION tickwheel.inbox_ms(span interval) RETURNS bigint LANGUAGE sql IMMUTABLE AS
-    'SELECT round(extract(epoch FROM span) * 1000)::bigint';
-
-CREATE FUNCTION tickwheel.inbox_ms(moment timestamptz) RETURNS bigint LANGUAGE sql IMMUTABLE AS
-    'SELECT round(extract(epoch FROM moment) * 1000)::bigint';
+-- The milliseconds of a duration or a moment, rounded up so that no task is early.
+CREATE FUNCTION tickwheel.inbox_ms(field text, seconds numeric) RETURNS bigint
+LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF seconds IN ('Infinity', '-Infinity') THEN
+        PERFORM tickwheel.inbox_refuse(
+            'bad_request', format('%s must be finite, not %s', field, seconds));
+    END IF;
+    RETURN ceil(seconds * 1000);
+END $$;
 
 -- A word, or JSON of a map.
 CREATE FUNCTION tickwheel.inbox_json(value text) RETURNS jsonb LANGUAGE sql IMMUTABLE AS
@@ -558,14 +563,16 @@ CREATE FUNCTION tickwheel.enqueue(
     delay_level integer DEFAULT NULL,
     if_pending text DEFAULT NULL
 ) RETURNS bigint LANGUAGE sql AS $$
-    SELECT tickwheel.inbox_put('enqueue', topic, body, tickwheel.inbox_ms(delay),
-        tickwheel.inbox_ms(at), tickwheel.inbox_options(jsonb_build_object(
+    SELECT tickwheel.inbox_put('enqueue', topic, body,
+        tickwheel.inbox_ms('delay', extract(epoch FROM delay)),
+        tickwheel.inbox_ms('at', extract(epoch FROM at)),
+        tickwheel.inbox_options(jsonb_build_object(
             'key', key,
             'tag', tag,
             'properties', properties,
             'priority', priority,
-            'ttl_ms', tickwheel.inbox_ms(ttl),
-            'within_ms', tickwheel.inbox_ms(within),
+            'ttl_ms', tickwheel.inbox_ms('ttl', extract(epoch FROM ttl)),
+            'within_ms', tickwheel.inbox_ms('within', extract(epoch FROM within)),
             'order_key', order_key,
             'trace', trace,
             'encoding', encoding,
@@ -595,14 +602,16 @@ CREATE FUNCTION tickwheel.enqueue(
     delay_level integer DEFAULT NULL,
     if_pending text DEFAULT NULL
 ) RETURNS bigint LANGUAGE sql AS $$
-    SELECT tickwheel.inbox_put('enqueue', topic, convert_to(body, 'UTF8'), tickwheel.inbox_ms(delay),
-        tickwheel.inbox_ms(at), tickwheel.inbox_options(jsonb_build_object(
+    SELECT tickwheel.inbox_put('enqueue', topic, convert_to(body, 'UTF8'),
+        tickwheel.inbox_ms('delay', extract(epoch FROM delay)),
+        tickwheel.inbox_ms('at', extract(epoch FROM at)),
+        tickwheel.inbox_options(jsonb_build_object(
             'key', key,
             'tag', tag,
             'properties', properties,
             'priority', priority,
-            'ttl_ms', tickwheel.inbox_ms(ttl),
-            'within_ms', tickwheel.inbox_ms(within),
+            'ttl_ms', tickwheel.inbox_ms('ttl', extract(epoch FROM ttl)),
+            'within_ms', tickwheel.inbox_ms('within', extract(epoch FROM within)),
             'order_key', order_key,
             'trace', trace,
             'encoding', encoding,
@@ -632,14 +641,16 @@ CREATE FUNCTION tickwheel.enqueue(
     delay_level integer DEFAULT NULL,
     if_pending text DEFAULT NULL
 ) RETURNS bigint LANGUAGE sql AS $$
-    SELECT tickwheel.inbox_put('enqueue', topic, convert_to(body::text, 'UTF8'), tickwheel.inbox_ms(delay),
-        tickwheel.inbox_ms(at), tickwheel.inbox_options(jsonb_build_object(
+    SELECT tickwheel.inbox_put('enqueue', topic, convert_to(body::text, 'UTF8'),
+        tickwheel.inbox_ms('delay', extract(epoch FROM delay)),
+        tickwheel.inbox_ms('at', extract(epoch FROM at)),
+        tickwheel.inbox_options(jsonb_build_object(
             'key', key,
             'tag', tag,
             'properties', properties,
             'priority', priority,
-            'ttl_ms', tickwheel.inbox_ms(ttl),
-            'within_ms', tickwheel.inbox_ms(within),
+            'ttl_ms', tickwheel.inbox_ms('ttl', extract(epoch FROM ttl)),
+            'within_ms', tickwheel.inbox_ms('within', extract(epoch FROM within)),
             'order_key', order_key,
             'trace', trace,
             'encoding', coalesce(encoding, 'json'),
@@ -664,8 +675,9 @@ CREATE FUNCTION tickwheel.reschedule(
     id bigint DEFAULT NULL, topic text DEFAULT NULL, key text DEFAULT NULL,
     delay interval DEFAULT NULL, at timestamptz DEFAULT NULL
 ) RETURNS bigint LANGUAGE sql AS $$
-    SELECT tickwheel.inbox_put('reschedule', topic, NULL, tickwheel.inbox_ms(delay),
-        tickwheel.inbox_ms(at),
+    SELECT tickwheel.inbox_put('reschedule', topic, NULL,
+        tickwheel.inbox_ms('delay', extract(epoch FROM delay)),
+        tickwheel.inbox_ms('at', extract(epoch FROM at)),
         tickwheel.inbox_options(jsonb_build_object('id', id, 'key', key)))
 $$;
 
