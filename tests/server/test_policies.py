@@ -225,7 +225,7 @@ def test_the_settings_define_policies_by_name() -> None:
     [
         ("rocketmq", {"kind": "none"}, "is built in; choose another name"),
         ("default", {"kind": "none"}, "is built in; choose another name"),
-        ("a b", {"kind": "none"}, "a policy's name must be"),
+        ("a b", {"kind": "none"}, "a policy's name in retry_policies must be"),
         ("x", {"kind": "often"}, "retry_policies.x.kind must be one of"),
         ("x", "none", "retry_policies"),
     ],
@@ -233,6 +233,24 @@ def test_the_settings_define_policies_by_name() -> None:
 def test_invalid_policies_in_the_settings_are_named(name: str, value: Any, said: str) -> None:
     with pytest.raises(BadRequest, match=said):
         load(None, {"retry_policies": {name: value}})
+
+
+@pytest.mark.parametrize("retry_cap_s", [0, 1, 60, 7_200])
+@pytest.mark.parametrize("retry_base_s", [0, 1, 60, 7_200])
+@pytest.mark.parametrize("given", [{}, {"cap_ms": 5_000}, {"base_ms": 5_000}, {"factor": 3.0}])
+def test_policies_in_the_settings_are_checked_with_the_default_of_the_settings(
+    given: dict[str, Any], retry_base_s: int, retry_cap_s: int
+) -> None:
+    policies = {"x": {"kind": "exponential", **given}}
+    settings = {"retry_base_s": retry_base_s, "retry_cap_s": retry_cap_s, "retry_max": 65_535}
+    base_ms = retry_base_s * 1000
+    if given.get("cap_ms", base_ms) < base_ms:
+        with pytest.raises(BadRequest, match=rf"x.cap_ms must be at least base_ms \({base_ms}\)"):
+            load(None, {"retry_policies": policies, **settings})
+        return
+    policy = load(None, {"retry_policies": policies, **settings}).engine().policies["x"]
+    assert policy.base_ms == given.get("base_ms", base_ms)
+    assert policy.cap_ms == given.get("cap_ms", max(retry_cap_s * 1000, policy.base_ms))
 
 
 def test_policies_come_from_the_configuration_file(tmp_path: Path) -> None:

@@ -283,11 +283,11 @@ def named_policies(settings: Mapping[str, Any], default: RetryPolicy) -> dict[st
     policies: dict[str, RetryPolicy] = {}
     for name, value in settings.items():
         if name in BUILT_IN or name == DEFAULT:
-            raise ValueError(f"the policy {name} is built in; choose another name")
+            raise ValueError(f"retry_policies.{name} is built in; choose another name")
         if not NAME.fullmatch(name):
             raise ValueError(
-                f"a policy's name must be a letter and up to 63 characters from A-Z a-z"
-                f" 0-9 . _ -, not {name!r}"
+                "a policy's name in retry_policies must be a letter and up to 63 characters from"
+                f" A-Z a-z 0-9 . _ -, not {name!r}"
             )
         if not isinstance(value, Mapping):
             raise ValueError(f"retry_policies.{name} must be a table of numbers, not a name")

@@ -339,15 +339,6 @@ class Settings(BaseSettings):
         parse_delay_levels(value)
         return value
 
-    @field_validator("retry_policies")
-    @classmethod
-    def _retry_policies(cls, value: dict[str, Any]) -> dict[str, Any]:
-        try:
-            named_policies(value, RetryPolicy())
-        except InvalidPolicy as error:
-            raise ValueError(error.message(shown)) from None
-        return value
-
     @field_validator("advertise")
     @classmethod
     def _advertise(cls, value: str | None) -> str | None:
@@ -374,6 +365,15 @@ class Settings(BaseSettings):
             if type(value) is str and not value.strip():
                 if Settings.model_fields[name].default != "":
                     raise ValueError(f"setting {name} must not be blank (got {value!r}); omit it")
+        return self
+
+    @model_validator(mode="after")
+    def _retry_policies(self) -> Self:
+        """Check the policies as ``engine`` reads them, with the default of these settings."""
+        try:
+            named_policies(self.retry_policies, self.default_policy)
+        except InvalidPolicy as error:
+            raise ValueError(error.message(shown)) from None
         return self
 
     @model_validator(mode="after")
@@ -644,23 +644,27 @@ class Settings(BaseSettings):
             disk_clean=self.history_disk_clean,
         )
 
-    def engine(self) -> EngineConfig:
-        """Return the engine's configuration, converted to its units."""
-        retry = RetryPolicy(
+    @property
+    def default_policy(self) -> RetryPolicy:
+        """The retry policy of the settings ``retry_…``."""
+        return RetryPolicy(
             base_ms=int(self.retry_base_s * 1000),
             factor=self.retry_factor,
             cap_ms=int(self.retry_cap_s * 1000),
             retries_max=self.retry_max,
             jitter=self.retry_jitter,
         )
+
+    def engine(self) -> EngineConfig:
+        """Return the engine's configuration, converted to its units."""
         return EngineConfig(
             slots=self.slots,
             tick_ms=self.tick_ms,
             shard=self.shard,
             shards=len(self.shard_urls) or 1,
             moved_id=self.moved_id,
-            retry=retry,
-            policies=named_policies(self.retry_policies, retry),
+            retry=self.default_policy,
+            policies=named_policies(self.retry_policies, self.default_policy),
             broadcast_tasks_max=self.broadcast_tasks_max,
             broadcast_bytes_max=self.broadcast_bytes_max,
             broadcasts_bytes_max=self.broadcasts_bytes_max,
