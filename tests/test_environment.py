@@ -140,6 +140,22 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
     Trust().context()
 
 
+@pytest.mark.parametrize("text", ["{x", "[" * 5_000, "9" * 5_000])
+def test_a_variable_with_an_odd_value_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    refused = set()
+    for name in Settings.model_fields:
+        with monkeypatch.context() as patch:
+            patch.setenv(f"{environment.PREFIX}{name.upper()}", text)
+            try:
+                load()
+            except BadRequest as error:
+                assert name in error.message
+                refused.add(name)
+    assert {"retry_policies", "retry_max", "insecure", "log_level", "listen"} <= refused
+
+
 def test_variables_are_read_only_through_environment() -> None:
     """``os.environ.get("TICKWHEEL_…")`` would take an empty one for a value."""
     names = [

@@ -6,6 +6,7 @@ The name of a number ends in its unit, if it has one.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from difflib import get_close_matches
@@ -16,8 +17,10 @@ from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
+    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
@@ -572,7 +575,7 @@ class Settings(BaseSettings):
         sources = [init_settings]
         # Looking up each setting takes most of the time, so skip it if no variable is set.
         if any(name.upper().startswith(environment.PREFIX) for name in os.environ):
-            sources.append(env_settings)
+            sources.append(_Environment(settings_cls))
         if settings_cls.model_config.get("toml_file") is not None:
             sources.append(TomlConfigSettingsSource(settings_cls))
         return tuple(sources)
@@ -708,6 +711,21 @@ class Settings(BaseSettings):
             scheduled_max=self.scheduled_max,
             backlog_max=self.backlog_max,
         )
+
+
+class _Environment(EnvSettingsSource):
+    """The settings in the environment, where a table is JSON."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        return _table(field_name, value)
+
+
+def _table(name: str, value: Any) -> Any:
+    """Return the table in the JSON of the environment. Raise BadRequest."""
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"setting {name} must be JSON: {error} (got {shown(value)})") from None
 
 
 def _scheme(value: str, field: str, known: tuple[str, ...]) -> None:
