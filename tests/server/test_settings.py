@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import json
 import re
 import resource
 from pathlib import Path
@@ -130,6 +131,25 @@ def test_an_invalid_setting_is_named_with_its_value(
         load(None, overrides)
     for word in words:
         assert word in caught.value.message
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_each_setting_can_be_set_to_its_default_as_text(name: str) -> None:
+    """So that `--set` can set each."""
+    value = getattr(load(), name)
+    if value is not None:
+        text = json.dumps(value) if isinstance(value, dict) else str(value)
+        assert getattr(load(None, {name: text}), name) == value
+
+
+def test_a_table_is_set_as_json_and_joins_that_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "tickwheel.toml"
+    file.write_text('[retry_policies.file]\nkind = "none"\n')
+    settings = load(str(file), {"retry_policies": '{"flag": {"kind": "none"}}'})
+    assert sorted(settings.retry_policies) == ["file", "flag"]
+    for text, said in (("{x", "must be JSON"), ("", "must be JSON"), ("[1]", "valid dictionary")):
+        with pytest.raises(BadRequest, match=f"setting retry_policies.* {said}"):
+            load(None, {"retry_policies": text})
 
 
 MAY_BE_BLANK = {"http_hosts", "otlp_endpoint", "push_allow", "route"}

@@ -721,7 +721,9 @@ class _Environment(EnvSettingsSource):
 
 
 def _table(name: str, value: Any) -> Any:
-    """Return the table in the JSON of the environment. Raise BadRequest."""
+    """Return the table in the JSON of the environment or of ``--set``. Raise BadRequest."""
+    if not isinstance(value, str):
+        return value
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
@@ -773,6 +775,9 @@ def load(config_path: str | None = None, overrides: dict[str, Any] | None = None
         raise BadRequest(f"config {config_path}: the file does not exist")
     environment.check(lambda: Settings.model_fields)
 
+    values = {k: v for k, v in (overrides or {}).items() if v is not None}
+    if "retry_policies" in values:
+        values["retry_policies"] = _table("retry_policies", values["retry_policies"])
     loaded = Settings
     if config_path is not None:  # needs a subclass, which is expensive to create
 
@@ -781,7 +786,7 @@ def load(config_path: str | None = None, overrides: dict[str, Any] | None = None
 
         loaded = Loaded
     try:
-        return loaded(**{k: v for k, v in (overrides or {}).items() if v is not None})
+        return loaded(**values)
     except ValidationError as error:
         raise BadRequest(_explain(error)) from None
     except (OSError, ValueError, RecursionError) as error:  # of tomllib too
