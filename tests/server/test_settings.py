@@ -180,6 +180,15 @@ def test_an_extreme_number_is_refused_by_name_or_can_be_announced(name: str, num
     assert encode((hello_answer(settings, settings.limits(), 0, {}),)) and settings.engine()
 
 
+@pytest.mark.parametrize("value", ["true", "false"])
+@pytest.mark.parametrize("name", sorted({*Settings.model_fields} - {*names_of(bool)}))
+def test_a_boolean_is_no_value_of_another_kind(name: str, value: str, tmp_path: Path) -> None:
+    file = tmp_path / "tickwheel.toml"
+    file.write_text(f"{name} = {value}\n")
+    with pytest.raises(BadRequest, match=rf"setting {name}: .* \(got |setting {name}: [^(]*$"):
+        load(str(file))
+
+
 def test_disk_shares_must_be_in_order() -> None:
     settings = load()
     assert (settings.history_disk_warn, settings.history_disk_clean, settings.disk_refuse) == (

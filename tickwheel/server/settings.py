@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from ipaddress import ip_address, ip_network
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -308,6 +308,15 @@ class Settings(BaseSettings):
     hello_timeout_s: float = Field(default=10.0, gt=0, le=DURATION_S_MAX)
     outcome_timeout_s: float = Field(default=2.5, gt=0, le=DURATION_S_MAX)
     drain_timeout_s: float = Field(default=10.0, gt=0, le=DURATION_S_MAX)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false for a number, which would be taken as 1 and 0."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and bool not in (kind, *get_args(kind)):
+            raise ValueError("must not be true or false")
+        return value
 
     @field_validator("processes", mode="before")
     @classmethod
