@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from support.fake_daemon import FakeDaemon
 from support.waiting import soon
 from tickwheel.api.frames import FrameType as T
+from tickwheel.api.groups import GroupFields
 from tickwheel.cli import groups
 from tickwheel.cli.call import Call
+from tickwheel.cli.options import GroupOptions, group_keywords
 from tickwheel.cli.output import Output
+from tickwheel.cli.subscribe import subscribe
 from tickwheel.client import Retry
 from tickwheel.errors import BadRequest, Conflict, NotFound, TickwheelError
 
@@ -125,6 +128,7 @@ LINES = {
         ({"no_order": True, "tags": "eu"},
          {"tags": "eu"} | dict.fromkeys(("order_retry_ms", "order_attempts", "order_failure"))),
         ({"no_fair": True}, dict.fromkeys(("fair_by", "limit_each", "rate_each"))),
+        ({"fair_by": "", "order_retry": 0.0}, {"fair_by": "", "order_retry_ms": 0}),
     ],
 )  # fmt: skip
 async def test_group_ordering_and_fairness_are_set(
@@ -139,6 +143,24 @@ async def test_group_ordering_and_fairness_are_set(
         "no rate limit  order retry 50ms  hold after 3 attempts"
         "  fair by tenant (5 in flight, 2.5/s each)\n"
     )
+
+
+def test_only_a_limit_of_0_removes_a_setting() -> None:
+    """The daemon refuses all the others, such as the text of an unset variable of a shell."""
+    empty: dict[str, Any] = {
+        "tags": "", "where": "", "order_retry": 0.0, "order_attempts": 0, "order_failure": "",
+        "fair_by": "", "limit_each": 0, "rate_each": 0.0,
+    }  # fmt: skip
+    assert empty.keys() == {field.python for field in GroupFields.fields()}
+    keywords = {**group_keywords(cast("GroupOptions", empty))}
+    assert keywords == empty | {"limit_each": None, "rate_each": None}
+
+
+async def test_an_empty_group_is_not_the_default_group() -> None:
+    async with FakeDaemon() as daemon:
+        call = Call(daemon.url, None, Output(as_json=True))
+        with pytest.raises(BadRequest, match="group must be 1 to 255 characters"):
+            await soon(subscribe(call, "orders", group=""))
 
 
 async def test_ordering_column_appears_when_a_group_sets_it(

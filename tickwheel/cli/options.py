@@ -517,8 +517,7 @@ derive(GroupOptions, GroupFields.fields())
 def group_keywords(options: GroupOptions) -> GroupKeywords:
     """Convert the options of a group to keywords of the client; a limit of 0 means no limit."""
     keywords = {
-        name: value if name in ("tags", "where") else value or None
-        for name, value in options.items()
+        name: (value or None) if name in REMOVED_BY_0 else value for name, value in options.items()
     }
     return cast("GroupKeywords", keywords)  # the daemon checks the words
 

@@ -193,7 +193,7 @@ async def subscribe(
     keywords: dict[str, Any] = {"prefetch": min(credit, max_ or credit), "broadcast": broadcast}
     keywords |= group_keywords(cast("GroupOptions", group_options))
     if not broadcast:
-        keywords |= {"group": group or GROUP_DEFAULT, "ack": ack}
+        keywords |= {"group": GROUP_DEFAULT if group is None else group, "ack": ack}
     if settles:
         keywords |= {"lease": lease_s, "retry": options.get("retry")}
     stop = _stop_on_signals()
