@@ -30,6 +30,11 @@ class _Shown(reprlib.Repr):
     def repr_bytes(self, x: bytes, level: int) -> str:
         return repr(x[: SHOWN_LENGTH_MAX + 1])
 
+    def repr_int(self, x: int, level: int) -> str:
+        # ``repr`` raises for a number of more than 4,300 digits.
+        bits = x.bit_length()
+        return super().repr_int(x, level) if bits < 10_000 else f"an integer of {bits} bits"
+
 
 _shown = _Shown()
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -24,7 +25,7 @@ from tickwheel import (
     errors,
 )
 from tickwheel.api.frames import FrameType as T
-from tickwheel.api.kinds import Shift, Span
+from tickwheel.api.kinds import Moment, Number, Shift, Span, Whole
 from tickwheel.api.policies import rule_wire
 from tickwheel.api.times import seconds
 from tickwheel.api.verbs import VERBS
@@ -679,27 +680,26 @@ async def test_invalid_client_settings_are_refused() -> None:
 # --- durations as text ---------------------------------------------------------------------------
 
 FIVE_M = 300
+DURATIONS: Final[list[Callable[[Any], Any]]] = [
+    lambda of: Retry.exponential(base=of, cap=of),
+    Retry.fixed,
+    lambda of: Retry.table([of, of]),
+    lambda of: rule_wire(IfPending("keep", window=of), "if_pending"),
+    lambda of: rule_wire(IfPending("replace", max_wait=of), "if_pending"),
+    lambda of: Client(send_timeout=of)._options.send_timeout_s,
+    lambda of: Client(connect_timeout=of, active_timeout=of, heartbeat=of)._options.heartbeat_s,
+    lambda of: Worker(Client(), grace=of)._grace_s,
+    lambda of: seconds(RetryLater(of).delay, "delay"),
+    lambda of: seconds(Snooze(of).delay, "delay"),
+    lambda of: Once(ttl=of, claim=of, wait=of)._wait_s,
+    lambda of: TaskChecker().check(Task("t", b"", delay=of, ttl=of, within=of)),
+    lambda of: TaskChecker().check_columns("t", [b"", b""], of, None),
+    lambda of: TaskChecker().check_columns("t", [b"", b""], None, [of, 1]),
+]
+"""What takes a duration from its caller."""
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
-        lambda of: Retry.exponential(base=of, cap=of),
-        Retry.fixed,
-        lambda of: Retry.table([of, of]),
-        lambda of: rule_wire(IfPending("keep", window=of), "if_pending"),
-        lambda of: rule_wire(IfPending("replace", max_wait=of), "if_pending"),
-        lambda of: Client(send_timeout=of)._options.send_timeout_s,
-        lambda of: Client(connect_timeout=of, active_timeout=of, heartbeat=of)._options.heartbeat_s,
-        lambda of: Worker(Client(), grace=of)._grace_s,
-        lambda of: seconds(RetryLater(of).delay, "delay"),
-        lambda of: seconds(Snooze(of).delay, "delay"),
-        lambda of: Once(ttl=of, claim=of, wait=of)._wait_s,
-        lambda of: TaskChecker().check(Task("t", b"", delay=of, ttl=of, within=of)),
-        lambda of: TaskChecker().check_columns("t", [b"", b""], of, None),
-        lambda of: TaskChecker().check_columns("t", [b"", b""], None, [of, 1]),
-    ],
-)
+@pytest.mark.parametrize("made", DURATIONS)
 def test_a_duration_can_be_text(made: Any) -> None:
     assert made("5m") == made(FIVE_M) == made(timedelta(minutes=5))
     for wrong in ("5 minutes", "", "m", "1s2m", b"5m", "1e3"):
@@ -721,6 +721,34 @@ def test_every_duration_of_a_verb_can_be_text() -> None:
         assert kind.of_python("5m", "field") == kind.of_python(FIVE_M, "field"), name
     shift = Shift()
     assert shift.of_python("-5m", "shift") == shift.of_python(-FIVE_M, "shift") == -300_000
+
+
+EXTREME = (
+    10**400, -(10**400), 10**5_000, 1e305, -1e305, float("nan"), float("inf"), float("-inf"),
+)  # fmt: skip
+"""Numbers that no duration and no rate can be. Some are beyond a float, one beyond ``repr``."""
+
+
+@pytest.mark.parametrize("made", DURATIONS)
+def test_an_extreme_duration_is_a_bad_request(made: Any) -> None:
+    for wrong in (*EXTREME, timedelta.min):
+        with pytest.raises(errors.BadRequest):
+            made(wrong)
+
+
+def test_an_extreme_number_in_a_verb_is_a_bad_request() -> None:
+    requests = [verb.request_type for verb in VERBS.values() if verb.request is not None]
+    numbers = {
+        field.kind: field.name
+        for request in requests
+        for field in request.fields()
+        if isinstance(field.kind, (Number, Whole)) and not isinstance(field.kind, Moment)
+    }
+    assert {"rate", "burst", "shift_ms", "limit"} <= set(numbers.values())
+    for kind, name in numbers.items():
+        for wrong in EXTREME:
+            with pytest.raises(errors.BadRequest, match=name):
+                kind.of_python(wrong, name)
 
 
 def test_a_single_text_is_not_a_list_of_delays() -> None:

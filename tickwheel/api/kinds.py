@@ -436,6 +436,8 @@ class Number(FieldKind):
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not 0 < value < float("inf"):
             wrong(field, f"a number above 0 ({self.what})", value)
+        if value > self.high:  # an integer may be too large for a float
+            return self.check(value, field, _DEFAULT_LIMITS)
         return float(value)
 
     def schema(self) -> dict[str, Any]:
