@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +16,7 @@ from tickwheel.cli.options import rule_of
 from tickwheel.cli.output import body_fields
 from tickwheel.client import IfPending, Retry, Task
 from tickwheel.errors import BadRequest
+from tickwheel.model.policies import DELAY_MS_MAX
 
 TOPIC: dict[str, Any] = {"topic": "orders"}
 
@@ -171,6 +173,42 @@ def test_a_bad_line_names_line_and_field(line: bytes, problem: str) -> None:
     with pytest.raises(BadLine) as caught:
         list(read_tasks([good, b"\n", line], TOPIC))
     assert caught.value.message.startswith(f"line 3: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("retry", "problem"),
+    [
+        ({"kind": "fixed", "delay_ms": -1}, "delay_ms must be an integer between 0 and"),
+        ({"kind": "fixed", "delay_ms": DELAY_MS_MAX + 1}, f" and {DELAY_MS_MAX}, not 315576000001"),
+        ("fixed:delay=400000d", f" and {DELAY_MS_MAX}, not 34560000000000"),
+        ({"kind": "fixed", "retries": -1}, "retries must be an integer between 0 and 65535, not"),
+        ({"kind": "none", "retries": 1}, "retries is not a valid field of kind none"),
+        ({"kind": "table", "delays_ms": [1], "retries": 65_536}, "and 65535, not 65536"),
+        ({"kind": "table", "delays_ms": [1, -1]}, "delays_ms[1] must be an integer between 0 and"),
+        ({"kind": "table", "delays_ms": [0] * 1025}, "has 1025 delays; the limit is 1024"),
+        ({"kind": "table", "delays_ms": []}, "delays_ms must be an array of delays, not []"),
+        ({"kind": "table"}, "delays_ms must be an array of delays, not None"),
+        ({"kind": "exponential", "jitter": 1.01}, "jitter must be a number between 0 and 1, not"),
+        ({"kind": "exponential", "factor": 0.9}, "factor must be a number between 1 and 1e+06"),
+        ("exponential:factor=1e9", "factor must be a number between 1 and 1e+06, not 1000000000.0"),
+        ("exponential:base=10s,cap=9s", "cap_ms must be at least base_ms (10000), not 9000"),
+    ],
+)
+def test_a_policys_numbers_are_checked_without_a_daemon(retry: Any, problem: str) -> None:
+    with pytest.raises(BadLine, match=f"line 1: field retry: .*{re.escape(problem)}"):
+        list(read_tasks([_line(body="x", retry=retry)], TOPIC))
+
+
+@pytest.mark.parametrize(
+    "retry",
+    [
+        {"kind": "fixed", "delay_ms": DELAY_MS_MAX, "retries": 65_535, "jitter": 1},
+        {"kind": "exponential", "base_ms": 0, "cap_ms": 0, "factor": 1_000_000, "jitter": 0},
+        {"kind": "exponential", "cap_ms": 1},  # the daemon's base may be smaller
+    ],
+)
+def test_a_policys_numbers_reach_their_bounds(retry: Any) -> None:
+    assert read_task(_line(body="x", retry=retry), TOPIC).retry == Retry.of(retry)
 
 
 def test_a_delay_level_in_a_line_overrides_the_option() -> None:

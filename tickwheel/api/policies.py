@@ -120,15 +120,20 @@ class Retry:
 
     @classmethod
     def of(cls, raw: str | Mapping[str, Any]) -> Self:
-        """Read a policy from the wire: a name, or a map that can leave numbers to the daemon."""
+        """Read a policy from the wire: a name, or a map that can leave numbers to the daemon. Raise
+        BadRequest for a number out of its bounds. Unknown kinds and fields are accepted."""
         if isinstance(raw, str):
             return cls.named(raw)
         if not isinstance(raw.get("kind"), str):
             kinds = ", ".join(KINDS)
             raise BadRequest(f"a retry policy must have a kind ({kinds}), not {shown(raw)}")
-        numbers = {name: raw[name] for name in _NUMBERS if raw.get(name) is not None}
-        if "delays_ms" in numbers:
-            numbers["delays_ms"] = tuple(numbers["delays_ms"])
+        present = {name: raw[name] for name in _NUMBERS if raw.get(name) is not None}
+        if raw["kind"] == "table" and raw.get("name") is None:
+            present.setdefault("delays_ms", None)  # the only number without a default
+        numbers = {name: _number(name, value) for name, value in present.items()}
+        base_ms, cap_ms = numbers.get("base_ms", 0), numbers.get("cap_ms")
+        if cap_ms is not None and cap_ms < base_ms:
+            raise BadRequest(f"cap_ms must be at least base_ms ({base_ms}), not {cap_ms}")
         return cls(kind=raw["kind"], name=raw.get("name"), **numbers)
 
     def to_wire(self) -> str | dict[str, Any]:

@@ -105,8 +105,8 @@ async def enqueue(
     Bulk input (--from) has one JSON object per line with "topic", "body" or "body_base64", "delay"
     or "at", and fields named like the options here ("order_key"; "properties" is an object). The
     options are defaults for lines without the field. CSV has the fields' names in its first line;
-    an empty cell is a missing field, "properties" is JSON. A file is checked completely before the
-    first task is sent.
+    an empty cell is a missing field, "properties" is JSON. A file is checked before the first task
+    is sent, except against the daemon's own limits and policies.
     """
     due = given({"delay": delay, "at": at})
     if len(due) > 1:

@@ -39,6 +39,7 @@ from tickwheel.model.policies import (
     DUES,
     REPLACES,
     UNTIL,
+    Policy,
     checked_rule,
     duration_ms,
     duration_spec,
@@ -148,7 +149,14 @@ def word_of(words: tuple[str, ...]) -> Callable[[str], str]:
 
 def parse_retry(text: str) -> Retry:
     """Parse a retry policy. Raise ValueError."""
-    return Retry.of(parse_policy(text))
+    return _retry(parse_policy(text))
+
+
+def _retry(policy: Policy) -> Retry:
+    try:
+        return Retry.of(policy)
+    except BadRequest as error:
+        raise ValueError(error.message) from None
 
 
 LIMITS = Limits(
@@ -164,7 +172,7 @@ def read_value(kind: kinds.FieldKind, value: Any) -> Any:
     """Return a value in JSON or TOML as the client takes it: a duration is text or seconds, a time
     ISO-8601, a policy a SPEC or a map. The kind checks other values. Raise ValueError."""
     if isinstance(kind, kinds.Policy):
-        return Retry.of(policy_of_json(value))
+        return _retry(policy_of_json(value))
     if isinstance(kind, kinds.Rule):
         return rule_of_json(value)
     if isinstance(kind, kinds.Span):
