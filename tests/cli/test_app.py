@@ -39,6 +39,8 @@ COMMANDS = [
         ("enqueue orders x --at 2030-01-01 --delay 5s", "--delay or --at"),
         ("enqueue orders x --priority 256", "--priority"),
         ("enqueue orders x --prop novalue", "--prop"),
+        ("enqueue orders x --prop a=1 --prop a=2", "--prop: 'a' occurs more than once"),
+        ("schedule put s --topic t --every 5s --prop a=1 --prop a:=2", "--prop: 'a' occurs more"),
         ("enqueue orders x --ttl never", "--ttl"),
         ("enqueue orders x y", "y"),
         ("enqueue --from missing-file.jsonl", "missing-file.jsonl"),

@@ -115,6 +115,7 @@ def test_a_lines_time_wins_over_the_options_delay() -> None:
         (b"{", "not valid JSON"),
         (b"\xff", "not UTF-8"),
         (b"[]", "must be a JSON object, not list"),
+        (b'{"body": "x", "delay": "5m", "delay": "5h"}', "'delay' occurs more than once"),
         (_line(body="x", dealy=1), "field dealy is not a valid field"),
         (
             _line(body="x", body_base64="eA=="),
@@ -278,6 +279,7 @@ def test_csv_rows_equal_json_lines() -> None:
         (b"key,delay\na,soon\n", "line 2: field delay: 'soon' is not a duration"),
         (b"key,at\na,tomorrow\n", "line 2: field at: "),
         (b"key,properties\na,eu\n", "line 2: field properties: not valid JSON"),
+        (b'properties\n"{""a"": 1, ""a"": 2}"\n', "line 2: field properties: 'a' occurs more than"),
         (b"key,body\na,b,c\n", "line 2: has 3 cells, but the first line has 2 fields"),
         (b'key,body\na,"b\nc\n', "line 2: not CSV"),
         (b'key,body\na,"b\n"c\n', "line 2: not CSV"),

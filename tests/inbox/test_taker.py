@@ -526,12 +526,13 @@ async def test_rows_that_an_application_inserts_itself_are_checked(
         for topic, options in [
             ("good", "{}"), ("bad topic", "{}"), ("good", '{"unknown": 1}'), ("good", "[1]"),
             ("good", '{"properties": {"n": 99999999999999999999999}}'), ("good", '{"key": "k"}'),
+            ("good", '{"key": "k", "key": "l"}'),
         ]:  # fmt: skip
             connection.execute(insert, ("enqueue", topic, "text", options))
         connection.execute(insert, ("cancel", None, None, "{}"))
-    await comes(lambda: made.taker.taken == 7)
+    await comes(lambda: made.taker.taken == 8)
     codes = connection.execute("SELECT code FROM tickwheel_inbox_refused ORDER BY id").fetchall()
-    assert [code for (code,) in codes] == ["bad_request"] * 5
+    assert [code for (code,) in codes] == ["bad_request"] * 6
     connection.close()
 
 

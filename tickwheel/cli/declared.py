@@ -26,6 +26,7 @@ from tickwheel.cli.options import (
     option_of,
     parameter_name,
     past_time_option,
+    properties_of,
     time_option,
 )
 from tickwheel.cli.output import Column, Listing, fields_of
@@ -186,7 +187,7 @@ def _value(field: Field, value: Any) -> Any:
         secrets = read_secrets(value)
         return secrets if isinstance(field.kind, Secrets) else secrets[0]
     if isinstance(field.kind, kinds.Properties):
-        return dict(value) or None
+        return properties_of(value)
     if field.name in REMOVED_BY_0:
         return value or None
     return os.fsencode(value) if isinstance(field.kind, kinds.Body) else value

@@ -65,8 +65,9 @@ from tickwheel.cli.output import (
 )
 from tickwheel.client import Client, Receipt, Task, TransactionInfo
 from tickwheel.client.tasks import TaskChecker
-from tickwheel.errors import BadRequest, LimitExceeded, TickwheelError
+from tickwheel.errors import BadRequest, LimitExceeded, TickwheelError, shown
 from tickwheel.model.policies import DURATION_MS_MAX
+from tickwheel.model.values import InvalidValue, members
 from tickwheel.waiting import in_thread
 
 _MERGED = ("kept", "replaced", "rejected")
@@ -463,7 +464,9 @@ def _decoded(text: Any) -> bytes:
 
 def _object(line: bytes | str) -> dict[str, Any]:
     try:
-        fields = json.loads(line)
+        fields = json.loads(line, object_pairs_hook=members)
+    except InvalidValue as error:
+        raise ValueError(error.message(shown)) from None
     except UnicodeDecodeError:
         raise ValueError("not UTF-8") from None
     except json.JSONDecodeError as error:

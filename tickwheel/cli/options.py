@@ -32,7 +32,7 @@ from tickwheel.api.times import local_time, parse_time
 from tickwheel.cli.call import Default
 from tickwheel.cli.output import ROWS_SHOWN
 from tickwheel.client import GroupKeywords, IfPending, Retry
-from tickwheel.errors import BadRequest, TickwheelError
+from tickwheel.errors import BadRequest, TickwheelError, shown
 from tickwheel.limits import ID_MAX, Limits
 from tickwheel.model.policies import (
     ACTIONS,
@@ -49,7 +49,7 @@ from tickwheel.model.policies import (
     policy_of_json,
     rule_wire,
 )
-from tickwheel.model.values import is_utf8
+from tickwheel.model.values import InvalidValue, is_utf8, members
 
 T = TypeVar("T")
 
@@ -468,7 +468,15 @@ derive(TaskOptions, (field for field, _ in kept_options()))
 def task_keywords(options: TaskOptions) -> dict[str, Any]:
     """Convert the options of a task to keywords of the client."""
     keywords: dict[str, Any] = {**options}
-    return keywords | {"properties": dict(keywords.pop("prop", ())) or None}
+    return keywords | {"properties": properties_of(keywords.pop("prop", ()))}
+
+
+def properties_of(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any] | None:
+    """Return the properties in values of --prop, or None. Raise BadRequest for a repeated name."""
+    try:
+        return members(pairs) or None
+    except InvalidValue as error:
+        raise BadRequest(f"--prop: {error.message(shown)}") from None
 
 
 # --- tasks whose key is pending ------------------------------------------------------------------

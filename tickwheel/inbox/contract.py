@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from tickwheel.limits import Limits
+from tickwheel.model.values import members
 from tickwheel.upgrades import Upgrade
 
 ROWS_MAX: Final = 1_000
@@ -59,8 +60,8 @@ def options_of(text: str) -> dict[str, Any]:
     """Return the options of a row from their JSON. Anything but a map becomes an unknown option,
     which the daemon refuses."""
     try:
-        options = json.loads(text)
-    except (ValueError, RecursionError):  # too many digits, or too deep
+        options = json.loads(text, object_pairs_hook=members)
+    except (ValueError, RecursionError):  # a repeated name, too many digits, or too deep
         options = text[:100]
     return options if isinstance(options, dict) else {"options": options}
 

@@ -9,9 +9,11 @@ the history and every client can represent it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 from zlib import crc32
+
+T = TypeVar("T")
 
 FILTER_LENGTH_MAX = 2_048
 """Maximum characters of each of a filter's ``tags`` and ``where``."""
@@ -64,6 +66,17 @@ class InvalidValue(ValueError):
 
     def __str__(self) -> str:
         return self.message()
+
+
+def members(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
+    """Return the members of a JSON object; also the ``object_pairs_hook`` of a parser. Raise
+    InvalidValue for a repeated name, because one of its values would be lost."""
+    result: dict[str, T] = {}
+    for name, value in pairs:
+        if name in result:
+            raise InvalidValue("{} occurs more than once", name)
+        result[name] = value
+    return result
 
 
 def is_utf8(text: str) -> bool:

@@ -63,6 +63,7 @@ async def test_an_error_names_its_line_as_an_editor_counts_them(
         ('{"topic":"t"}{"topic":"t"}\n{"topic":"t"}', [1]),
         ('{"topic":"t"}{"topic":"t"}\n\n', [1]),  # as many values as line ends
         ('{\n"topic": "t"\n}\n', [1, 2, 3]),
+        ('{"topic":"t"}\n{"topic":"t","key":"a","key":"b"}\n{"topic":"t"}\n', [2]),
         ('{"topic":"t"}{"topic":"t"}\n{"topic":\n"t"}\n', [1, 2, 3]),  # as many as lines
     ],
 )

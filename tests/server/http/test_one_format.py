@@ -16,6 +16,7 @@ from tickwheel.errors import BadRequest
 from tickwheel.limits import DELAY_LEVELS, parse_delay_levels
 from tickwheel.model import policies
 from tickwheel.server.http import types
+from tickwheel.server.http.call import decoded
 from tickwheel.server.http.types import Reader
 
 DUE_MS = 4_000_000_000_000
@@ -105,6 +106,41 @@ def test_cli_and_http_know_the_same_fields() -> None:
     names = {field.encode_name for field in msgspec.structs.fields(types.NewTask)}
     assert names == FIELDS
     assert {name for fields in TASKS for name in fields} | {"topic"} == FIELDS
+
+
+MEMBERS = {"topic": "t"} | {name: value for fields in TASKS for name, value in fields.items()}
+REPEATED = [
+    *((name, ",".join([json.dumps({name: value})[1:-1]] * 2)) for name, value in MEMBERS.items()),
+    ("key", r'"key":"a","k\u0065y":"b"'),
+    ("key", r'"body":"\u0022","key":"a","key":"b"'),  # when encoded again, the body has more quotes
+    ("a", '"properties":{"b":1,"a":1,"a":1}'),
+    ("delay_ms", '"retry":{"kind":"fixed","delay_ms":5,"delay_ms":5}'),
+    ("window", '"key":"k","if_pending":{"action":"keep","window":"1s","window":"5s"}'),
+]
+"""A name, and members of which two have this name."""
+
+
+@pytest.mark.parametrize(("name", "text"), REPEATED)
+def test_cli_and_http_refuse_a_repeated_member(name: str, text: str) -> None:
+    data = ("{" + text + ("}" if name == "topic" else ',"topic":"t"}')).encode()
+    with pytest.raises(ValueError, match=f"^'{name}' occurs more than once"):
+        read_task(data, {})
+    with pytest.raises(BadRequest, match=f"^the body: '{name}' occurs more than once"):
+        decoded(data, msgspec.json.Decoder(types.NewTask))
+
+
+def test_two_spellings_of_a_header_are_refused() -> None:
+    headers = {b"tickwheel-delay-ms": b"5", b"tickwheel-delay_ms": b"7"}
+    reader = Reader(parse_delay_levels(DELAY_LEVELS))
+    with pytest.raises(BadRequest, match="header tickwheel-delay_ms was sent more than once"):
+        reader.task_from_headers("t", headers, b"")
+
+
+def test_cli_and_http_accept_quotes_and_json_in_a_text() -> None:
+    data = rb'{"topic":"t","body":"\u0022\"{\"a\":1,\"a\":2}\\","properties":{"a":"a","b":"a"}}'
+    task = decoded(data, msgspec.json.Decoder(types.NewTask))
+    assert task.body is not None
+    assert task.body.encode() == read_task(data, {}).body == b'""{"a":1,"a":2}\\'
 
 
 @pytest.mark.parametrize("fields", TASKS, ids=json.dumps)

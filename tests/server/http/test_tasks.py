@@ -157,6 +157,7 @@ async def test_many_tasks_are_accepted_in_order_or_refused_together(rig: HttpRig
         (b'{"topic": "t", "body": "\xff"}', 400, "not valid JSON"),
         (b"{", 400, "not valid JSON"),
         (b"", 400, "not valid JSON"),
+        (b'{"topic":"t","delay_ms":1,"delay_ms":2}', 400, "'delay_ms' occurs more than once"),
         (b'{"topic":"t","retry":{"a":' + b"[" * 50_000, 400, "nested too deeply"),
     ],
 )
@@ -201,6 +202,7 @@ async def test_an_order_key_is_given_in_json_or_a_header(rig: HttpRig) -> None:
         ("tickwheel-dealy-ms", "5", "unknown field `dealy_ms`"),
         ("tickwheel-body", "5", "a header cannot contain the body"),
         ("tickwheel-retry", "{", "not valid JSON"),
+        ("tickwheel-retry", '{"kind":"none","kind":"none"}', "tickwheel-retry: 'kind' occurs more"),
         ("tickwheel-topic", "u", "must be the path's topic t"),
         ("tickwheel-at", "noon", "at"),
     ],

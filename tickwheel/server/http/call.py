@@ -689,10 +689,14 @@ def media_type(header: bytes) -> str:
     return header.decode("latin-1").partition(";")[0].strip().lower()
 
 
-def decoded(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Return the decoded JSON. Raise BadRequest if it is invalid."""
+def decoded(data: bytes, decoder: msgspec.json.Decoder[T], *, unique: bool = True) -> T:
+    """Return the decoded JSON. Raise BadRequest if it is invalid, or if an object in it repeats a
+    member and members must be ``unique``."""
     try:
-        return decoder.decode(data)
+        value = decoder.decode(data)
+        if unique:
+            types.check_members(data, "the body")
+        return value
     except msgspec.ValidationError as error:
         raise BadRequest(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

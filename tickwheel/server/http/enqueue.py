@@ -167,11 +167,11 @@ def _read_events(call: Call, topic: str, data: bytes) -> tuple[list[ReadTask], b
     """Return a task for each event, and whether the request is a batch of events. Raise BadRequest
     for invalid events."""
     if call.content_type == BATCHED:
-        events = decoded(data, _events)
+        events = decoded(data, _events, unique=False)
         _check_members(data)
         return [_event_task(call, topic, event) for event in events], True
     if call.content_type == STRUCTURED:
-        event = decoded(data, _event)
+        event = decoded(data, _event, unique=False)
         _check_members(data)
         return [_event_task(call, topic, event)], False
     attributes: dict[str, types.Property] = {}
@@ -348,6 +348,8 @@ class LineStream:
         try:
             new_tasks: Iterable[types.NewTask] = _decoder.decode_lines(data)
             tasks = [self._reader.task(task, task.topic) for task in new_tasks]
+            if types.may_repeat(data, _value.decode_lines):
+                tasks = []
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TickwheelError):
             tasks = []
         # The decoder does not see where a line ends. But these braces always separate two tasks, so

@@ -11,6 +11,7 @@ The second part reads tasks from JSON, or from a raw body with headers.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,7 +56,7 @@ from tickwheel.model.policies import (
     rule_wire,
 )
 from tickwheel.model.records import ID_STEP
-from tickwheel.model.values import INTEGER_MAX, INTEGER_MIN
+from tickwheel.model.values import INTEGER_MAX, INTEGER_MIN, InvalidValue, members
 from tickwheel.server.generated import task_values
 
 if TYPE_CHECKING:
@@ -842,6 +843,8 @@ class Reader:
                 properties[name[len(PROPERTY_HEADER) :].decode("latin-1")] = text
             else:
                 field = name[len(HEADER) :].decode("latin-1").replace("-", "_")
+                if field in fields:  # delay-ms and delay_ms
+                    raise BadRequest(f"header {name.decode('latin-1')} was sent more than once")
                 fields[field] = _number(name, text) if field in _NUMBERS else text
         if properties:
             fields["properties"] = properties
@@ -922,9 +925,29 @@ def _number(name: bytes, text: str) -> int:
 
 def _json_header(name: str, text: str) -> Any:
     try:
-        return msgspec.json.decode(text.encode())
+        value = msgspec.json.decode(text.encode())
+        check_members(text.encode(), name)
+        return value
     except (msgspec.DecodeError, RecursionError):
         raise BadRequest(f"{name} is not valid JSON: {shown(text)}") from None
+
+
+def check_members(data: bytes, name: str) -> None:
+    """Raise BadRequest if an object in valid JSON repeats a member, because decoders drop one of
+    its values. ``name`` says in the message where the JSON is."""
+    if not may_repeat(data, msgspec.json.decode):
+        return
+    try:
+        json.loads(data, strict=False, object_pairs_hook=members, parse_int=str, parse_float=str)
+    except InvalidValue as error:
+        raise BadRequest(f"{name}: {error.message(shown)}") from None
+
+
+def may_repeat(data: bytes, decode: Callable[[bytes], Any]) -> bool:
+    """Return False if no object in valid JSON repeats a member. It is ten times as fast as a parser
+    that sees each member."""
+    # A dropped member takes its quotes with it. Only a quote in this form adds one again.
+    return rb"\u0022" in data or data.count(b'"') > msgspec.json.encode(decode(data)).count(b'"')
 
 
 # --- resends -------------------------------------------------------------------------------------
