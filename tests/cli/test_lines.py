@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from cli.test_groups import _ask
+from support.sender import SENT
 from tickwheel.api.frames import FrameType as T
+from tickwheel.api.targets import LOG_MAX
 from tickwheel.cli.call import Call
-from tickwheel.cli.groups import OF_GROUPS
+from tickwheel.cli.groups import OF_GROUPS, OF_PUSH
 from tickwheel.cli.options import parse_value
 from tickwheel.cli.output import Output
 from tickwheel.errors import BadRequest
@@ -112,6 +114,25 @@ async def test_paused_keys_are_listed(capsys: pytest.CaptureFixture[str]) -> Non
     assert (result["value"], result["by"], result["group"]) == (7, "ann", "g") and "since" in result
     await _ask(lambda c: paused(c, topic="t", group="g"), T.HELD_KEYS, answer | {"paused": ()})
     assert "no key of group g of topic t is paused" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+async def test_a_log_of_requests_is_shown_like_other_lists(
+    as_json: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --json whole, as long as the daemon keeps it."""
+    requests = tuple(SENT | {"number": number} for number in range(120, 0, -1))
+    (topic, group, options) = await _ask(
+        lambda c: OF_PUSH["log"](c, topic="t", group="g"),
+        T.PUSH_LOG, {"requests": requests}, as_json=as_json,
+    )  # fmt: skip
+    assert (topic, group, options) == ("t", "g", {"limit": LOG_MAX if as_json else 101})
+    shown = capsys.readouterr()
+    lines = shown.out.splitlines()
+    assert len(lines) == (120 if as_json else 101), "a table has a head"
+    assert ("100 rows" in shown.err) is not as_json
+    if as_json:
+        assert json.loads(lines[-1])["number"] == 1
 
 
 @pytest.mark.parametrize(

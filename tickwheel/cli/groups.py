@@ -556,11 +556,6 @@ async def list_push(call: Call, topic: MaybeTopic = None) -> None:
     await _list(call, topic, "push")
 
 
-def _show_log(call: Call, request: Map, requests: Sequence[PushSent]) -> None:
-    nothing = f"no request was sent for group {request['group']} of topic {request['topic']} yet"
-    Listing(call.out, SENT, fields_of, nothing).show(requests)
-
-
 def _cut(text: str | None) -> str:
     return printable(text or "")[:ERROR_SHOWN] or "-"
 
@@ -637,7 +632,12 @@ OF_PUSH: dict[str, Callable[..., Any]] = {
     "set": declared("set_push", _show_set),
     "remove": _remove,
     "test": declared("test_push", _show_sent, NOT_ACKED),
-    "log": declared("push_log", _show_log),
+    "log": listed(
+        "push_log",
+        "List the last requests of a push, the newest first, with status and duration.",
+        SENT,
+        nothing="no request was sent for group {group} of topic {topic} yet",
+    ),
     "resend": declared("resend", _show_sent, NOT_ACKED),
 }
 """The commands of ``tickwheel push`` by name; ``OF_FORWARD`` has those of ``tickwheel forward``."""
