@@ -14,15 +14,17 @@ from support.daemon import Daemon
 from support.raw import Raw
 from tickwheel import errors
 from tickwheel.api.frames import FrameType
+from tickwheel.model.policies import ACTIONS, RULE_FIELDS
 from tickwheel.protocol import Decoder, encode
 
-TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "protocol.md").read_text()
 
 
-def section(title: str) -> str:
+def section(title: str, text: str = TEXT) -> str:
     """From a heading to the next one."""
-    match = re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^#+ |\Z)", TEXT, re.MULTILINE | re.DOTALL)
-    assert match is not None, f"docs/protocol.md has no section {title!r}"
+    match = re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^#+ |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert match is not None, f"the document has no section {title!r}"
     return match[1]
 
 
@@ -58,6 +60,22 @@ def test_the_document_describes_every_error_code() -> None:
         for code, kind in errors.BY_CODE.items()
     }
     assert documented == known
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "unit"),
+    [("protocol.md", "Keys that are pending", "_ms"), ("keys.md", "What is pending", "")],
+)
+def test_the_documents_say_to_which_actions_an_option_belongs(
+    name: str, title: str, unit: str
+) -> None:
+    table = {row[0].strip("`"): row[1] for row in rows(section(title, (DOCS / name).read_text()))}
+    for field in dict.fromkeys(field for fields in RULE_FIELDS.values() for field in fields):
+        actions = [action for action in ACTIONS if field in RULE_FIELDS[action]]
+        expected = ", ".join(f"`{action}`" for action in actions)
+        if len(actions) == len(ACTIONS) - 1:
+            expected = "all but `add`"
+        assert table[re.sub("_ms$", unit, field)] == expected
 
 
 def test_the_document_lists_every_limit_with_its_default(running: Raw) -> None:
