@@ -15,6 +15,7 @@ from support.raw import Raw
 from tickwheel import errors
 from tickwheel.api.frames import FrameType
 from tickwheel.model.policies import ACTIONS, RULE_FIELDS
+from tickwheel.persistence import open_election
 from tickwheel.protocol import Decoder, encode
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -45,6 +46,13 @@ def test_the_document_lists_every_frame_type() -> None:
     for title in ("Frames from the client", "Frames from the daemon"):
         documented |= {int(row[0]): row[1] for row in rows(section(title)) if row[0].isdigit()}
     assert documented == {kind.value: kind.name for kind in FrameType}
+
+
+def test_the_document_names_the_stores_with_a_lease() -> None:
+    [text] = [row[2] for row in rows(section("Frames from the daemon")) if row[1] == "LEASE"]
+    stores = {"Redis": "redis://h/0", "PostgreSQL": "postgresql://h/x", "SQLite": "sqlite:///x.db"}
+    for name, url in stores.items():
+        assert (name in text) == (open_election(url, 1_000) is not None), name
 
 
 def test_the_document_describes_every_error_code() -> None:
