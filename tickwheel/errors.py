@@ -1,8 +1,9 @@
 """The error table, shared by TCP, HTTP, the CLI and the client: one class for each code.
 
-A message names the field, the limit and the offending value. After a ``retryable`` error nothing
-from the request is stored, and the same request can succeed later. Codes never change their
-meaning; new codes can be added. ``docs/protocol.md`` lists them; a test compares the two.
+A message names the field, the limit and the offending value. After a ``retryable`` error the same
+request can succeed later. After an error that is not ``uncertain``, nothing from the request is
+stored. Codes never change their meaning; new codes can be added. ``docs/protocol.md`` lists them; a
+test compares the two.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class TickwheelError(Exception):
 
     code: ClassVar[str] = "internal"
     retryable: ClassVar[bool] = False
+    uncertain: ClassVar[bool] = False
+    """Whether the request may have been executed."""
     closes_connection: ClassVar[bool] = False
     http_status: ClassVar[int] = 500
     remark: ClassVar[str] = ""
@@ -77,7 +80,7 @@ class TickwheelError(Exception):
 class InternalError(TickwheelError):
     """The daemon failed unexpectedly; its log has the details."""
 
-    retryable = True
+    retryable = uncertain = True
 
 
 # --- the connection cannot continue: answer and close ---------------------------------------
@@ -365,7 +368,7 @@ class OutcomeUnknown(TickwheelError):
     """The store did not confirm the request in time; resend it to learn the outcome."""
 
     code = "outcome_unknown"
-    retryable = True
+    retryable = uncertain = True
     http_status = 504
 
 
@@ -392,7 +395,7 @@ class ConnectionLost(TickwheelError):
     """The connection broke before the answer arrived."""
 
     code = "connection_lost"
-    retryable = True
+    retryable = uncertain = True
     http_status = 502
 
 
@@ -400,7 +403,7 @@ class SendTimeout(TickwheelError):
     """No answer arrived within the send timeout and its retries; the outcome is unknown."""
 
     code = "send_timeout"
-    retryable = True
+    retryable = uncertain = True
     http_status = 504
 
 
@@ -408,6 +411,7 @@ class ClientClosed(TickwheelError):
     """The client was closed before or during the call."""
 
     code = "client_closed"
+    uncertain = True
 
 
 class Undecodable(TickwheelError):

@@ -17,9 +17,15 @@ from tickwheel.api.frames import FrameType
 from tickwheel.model.policies import ACTIONS, RULE_FIELDS
 from tickwheel.persistence import open_election
 from tickwheel.protocol import Decoder, encode
+from tickwheel.server.http.pages import document
+from tickwheel.server.http.routes import ROUTES
 
-DOCS = Path(__file__).parents[2] / "docs"
-TEXT = (DOCS / "protocol.md").read_text()
+
+def read(name: str) -> str:
+    return (Path(__file__).parents[2] / "docs" / name).read_text()
+
+
+TEXT = read("protocol.md")
 
 
 def section(title: str, text: str = TEXT) -> str:
@@ -77,13 +83,23 @@ def test_the_document_describes_every_error_code() -> None:
 def test_the_documents_say_to_which_actions_an_option_belongs(
     name: str, title: str, unit: str
 ) -> None:
-    table = {row[0].strip("`"): row[1] for row in rows(section(title, (DOCS / name).read_text()))}
+    table = {row[0].strip("`"): row[1] for row in rows(section(title, read(name)))}
     for field in dict.fromkeys(field for fields in RULE_FIELDS.values() for field in fields):
         actions = [action for action in ACTIONS if field in RULE_FIELDS[action]]
         expected = ", ".join(f"`{action}`" for action in actions)
         if len(actions) == len(ACTIONS) - 1:
             expected = "all but `add`"
         assert table[re.sub("_ms$", unit, field)] == expected
+
+
+def test_the_documents_name_the_errors_after_which_a_request_may_be_executed() -> None:
+    uncertain = [code for code, kind in errors.BY_CODE.items() if kind.retryable and kind.uncertain]
+    [of_http] = re.findall(r"changed nothing, except perhaps after (.*?):", read("http.md"))
+    assert names(of_http) == uncertain
+    [of_frames] = re.findall(r"changed nothing, with two exceptions: (.*)", TEXT)
+    assert set(names(of_frames)) == set(uncertain) - {"connection_lost", "send_timeout"}
+    problem = document(ROUTES)["components"]["schemas"]["Problem"]["properties"]["retryable"]
+    assert problem["description"].endswith(f"except perhaps after {', '.join(uncertain)}.")
 
 
 def test_the_document_lists_every_limit_with_its_default(running: Raw) -> None:

@@ -38,7 +38,7 @@ from tickwheel.api.kinds import (
 )
 from tickwheel.api.shapes import Field
 from tickwheel.api.times import moment_ms
-from tickwheel.errors import BadRequest, shown
+from tickwheel.errors import BY_CODE, BadRequest, shown
 from tickwheel.limits import Limits, delay_of_level
 from tickwheel.model import policies
 from tickwheel.model.kinds import PART_MAX
@@ -677,6 +677,9 @@ class SessionLink(Out):
     until_ms: Until
 
 
+_UNCERTAIN = ", ".join(code for code, kind in BY_CODE.items() if kind.retryable and kind.uncertain)
+
+
 class Problem(Out, omit_defaults=True):
     """An error as defined by RFC 9457. docs/protocol.md lists the codes."""
 
@@ -688,7 +691,11 @@ class Problem(Out, omit_defaults=True):
         str, _shape("The code for programs. Its meaning never changes; new codes can be added.")
     ]
     retryable: Annotated[
-        bool, _shape("Whether the same request can succeed later. No part of it was stored.")
+        bool,
+        _shape(
+            "Whether the same request can succeed later. No part of it was stored, except perhaps"
+            f" after {_UNCERTAIN}."
+        ),
     ]
     active: (
         Annotated[str, _shape("The address of the active daemon; only for not_active.")] | UnsetType
