@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from support.shards import NOW_MS, Shards, key_in
+from support.shards import NOW_MS, Shards, alone, key_in
 from support.waiting import comes, soon
 from tickwheel import Client, Delivery, Retry, Task, Worker, errors
 from tickwheel.client import Check, Partly
@@ -665,18 +665,61 @@ async def test_configuring_a_group_skips_shards_that_lack_it(
     assert (await client.configure(TOPIC, group="g", rate=4)).rate == 4
 
 
-async def test_a_group_is_deleted_at_its_home_shard_last(shards: Shards, client: Client) -> None:
+async def test_a_deletion_needs_all_shards(shards: Shards, client: Client) -> None:
     await client.create_group(TOPIC, "g")
     shards.lose(2)
-    with pytest.raises((errors.Unreachable, errors.SendTimeout)):
-        await soon(client.delete_group(TOPIC, "g", timeout=0.2))
-    assert having(shards, "g") == [1, 2]
-    with pytest.raises((errors.Unreachable, errors.SendTimeout)):
-        await soon(client.delete_topic(TOPIC, timeout=0.2))
-    assert having(shards, "g") == [1, 2]
+    for deletion in (client.delete_group(TOPIC, "g", timeout=0.2),
+                     client.delete_topic(TOPIC, timeout=0.2)):  # fmt: skip
+        with pytest.raises((errors.Unreachable, errors.SendTimeout)):
+            await soon(deletion)
+        assert having(shards, "g") == [0, 1, 2]
     shards.away.clear()
     await client.delete_group(TOPIC, "g")
     assert having(shards, "g") == []
+
+
+async def test_a_group_is_deleted_at_its_home_shard_last(
+    shards: Shards, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.create_group(TOPIC, "g")
+    known: Any = client._shards
+    ask = known._ask
+
+    async def go_after_the_check(at: Any, verb: Any, fields: Any, until_s: Any) -> Any:
+        if at is link(client, 2) and not fields[-1].get("dry_run"):
+            raise errors.Unreachable("it has gone just now")
+        return await ask(at, verb, fields, until_s)
+
+    monkeypatch.setattr(known, "_ask", go_after_the_check)
+    with pytest.raises(errors.Unreachable):
+        await client.delete_group(TOPIC, "g")
+    assert having(shards, "g") == [1, 2]
+
+
+@pytest.mark.parametrize("shard", range(COUNT))
+async def test_a_schedule_in_any_shard_keeps_its_topic_in_all(client: Client, shard: int) -> None:
+    await client.create_group(TOPIC, "g")
+    keys = [key_in(n, COUNT) for n in range(COUNT)]
+    await client.enqueue_many([Task(TOPIC, b"", key=key, delay=HOUR) for key in keys])
+    await client.put_schedule(key_in(shard, COUNT, "s"), topic=TOPIC, every=HOUR)
+    before = (await client.stats()).raw["topics"]
+    with pytest.raises(errors.Conflict, match="schedules enqueue to topic"):
+        await client.delete_topic(TOPIC, force=True)
+    assert (await client.stats()).raw["topics"] == before
+
+
+async def test_a_refused_deletion_of_a_group_keeps_its_paused_keys(
+    shards: Shards, client: Client
+) -> None:
+    await client.create_group(TOPIC, "g")
+    await client.pause_key(TOPIC, "g", key="x")
+    await client.enqueue(TOPIC, b"", key=key_in(2, COUNT))
+    shards.pass_time(1)
+    await shards.settle()
+    with pytest.raises(errors.Conflict, match="1 ready"):
+        await client.delete_group(TOPIC, "g")
+    paused = [await alone(client, n).paused_keys(TOPIC, "g") for n in range(COUNT)]
+    assert [[key.value for key in keys] for keys in paused] == [["x"]] * COUNT
 
 
 # --- a worker whose group is set otherwise -------------------------------------------------------

@@ -186,6 +186,7 @@ class Deletion(OfTopic):
     force: Annotated[bool, FLAG, "Delete it even if it holds tasks or has subscribers."] = place(
         default=False
     )
+    dry_run: Annotated[bool, FLAG, "Only check and count; nothing is deleted."] = False
 
 
 class GroupDeletion(OfGroup):
@@ -194,6 +195,7 @@ class GroupDeletion(OfGroup):
     force: Annotated[bool, FLAG, "Delete it even if it holds tasks or has subscribers."] = place(
         default=False
     )
+    dry_run: Annotated[bool, FLAG, "Only check and count; nothing is deleted."] = False
 
 
 class ResetTrial(OfGroup):

@@ -53,8 +53,8 @@ class Routing(StrEnum):
     TOGETHER = "all shards, one after another; if one refuses, the others are cancelled"
     HOME = "the home shard of the topic's settings, which decides, then all reachable others"
     HOME_LAST = (
-        "all shards, one after another, until the first error; the home shard of the topic's"
-        " settings comes last"
+        "all shards, one after another, the home shard of the topic's settings last; none acts if"
+        " one would refuse"
     )
     CLAIM = "the home shard of the name, then the shard for which it is claimed"
     PAGES = "all shards, page by page, in the order of the list"

@@ -59,7 +59,8 @@ def declared(
         try:
             answer = await call.ask(lambda client: getattr(client, method)(**request))
         except Conflict as conflict:
-            if "force" not in fields or "force" in request or conflict.message.endswith(FIRST):
+            is_final = "force" in request or "dry_run" in request
+            if "force" not in fields or is_final or conflict.message.endswith(FIRST):
                 raise
             if not can_ask(call):
                 raise Conflict(f"{conflict.message}; --force deletes it with them") from None

@@ -207,8 +207,10 @@ def _show_deleted(call: Call, request: Map, held: GroupHeld | TopicHeld) -> None
     counts = ((n, held.raw.get(n)) for n in (*STATES, "groups"))
     contents = ", ".join(f"{count:,} {head(n)}" for n, count in counts if count)
     labels = {name: request[name] for name in ("topic", "group") if name in request}
-    line = f"{'  '.join(labels.values())}  deleted" + (f" with {contents}" if contents else "")
-    call.out.result({**labels, "deleted": True, **held.raw}, line)
+    is_trial = "dry_run" in request
+    line = f"{'  '.join(labels.values())}  {'would be ' * is_trial}deleted"
+    line += f" with {contents}" if contents else ""
+    call.out.result({**labels, "deleted": not is_trial, **held.raw}, line)
 
 
 ASKS = "Shows the number of its tasks and asks first."

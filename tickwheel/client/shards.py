@@ -538,9 +538,13 @@ class Shards:
     async def _ask_home_last(
         self, verb: Verb, fields: tuple[Any, ...], until_s: float | None
     ) -> Any:
-        """Delete an object in all shards, in its home last: if a shard refuses, the object still
-        exists there and at the home, and the other shards follow the home and restore it."""
+        """Delete an object in all shards, after all have checked that none refuses; in its home
+        last: if a shard still fails, the object exists there and at the home, and the other shards
+        follow the home and create it again, empty."""
         home, others = self._home_and_others(fields[0])
+        trial = (*fields[:-1], {**fields[-1], "dry_run": True})
+        checks = (self._ask(link, verb, trial, until_s) for link in self.links)
+        self._merged(verb, await asyncio.gather(*checks, return_exceptions=True), fields)
         return await self._ask_in_turn(verb, fields, until_s, (*others, home))
 
     def _home_and_others(self, topic: Any) -> tuple[Link, list[Link]]:

@@ -48,6 +48,17 @@ def delete_group(stage: Stage) -> Any:
     assert stage.group not in stage.ask("stats")["topics"][stage.topic]["groups"]
 
 
+@scene(
+    "delete_group", "a dry run",
+    cli="groups delete {topic} {group} [force: --force] [dry_run: --dry-run]",
+)  # fmt: skip
+def try_to_delete_group(stage: Stage) -> Any:
+    stage.make_group()
+    stage.enqueue(delay_ms=0)
+    yield {"topic": stage.topic, "group": stage.group, "force": True, "dry_run": True}, held(ready=1)
+    assert len(stage.pull()) == 1
+
+
 @scene("delete_topic", cli="topics delete {topic} [force: --force]")
 def delete_topic(stage: Stage) -> Any:
     stage.make_group()
@@ -55,6 +66,18 @@ def delete_topic(stage: Stage) -> Any:
     yield {"topic": stage.topic, "force": True}, held(scheduled=1, groups=1)
     stage.house.settle()
     assert stage.state(task) == "deleted"
+
+
+@scene(
+    "delete_topic", "a dry run", cli="topics delete {topic} [force: --force] [dry_run: --dry-run]"
+)
+def try_to_delete_topic(stage: Stage) -> Any:
+    stage.make_group()
+    [task] = stage.enqueue()
+    fields = {"topic": stage.topic, "force": True, "dry_run": True}
+    yield fields, held(scheduled=1, groups=1)
+    stage.house.settle()
+    assert stage.state(task) == "scheduled"
 
 
 @scene(

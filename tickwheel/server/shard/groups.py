@@ -94,8 +94,8 @@ class Grouping:
         self._parts.wake()
 
     def delete_group(self, call: Call[GroupDeletion]) -> None:
-        """Delete a group with its tasks, and answer with their counts. Raise NotFound, Conflict;
-        Refused while tasks that came due before the start may be missing in the counts."""
+        """Delete a group with its tasks, and answer with their counts; with ``dry_run`` only
+        answer. Raise NotFound, Conflict; Refused while tasks that came due before the start may be missing in the counts."""
         topic_name, name, force = call.request.topic, call.request.group, call.request.force
         group = find_group(self._core, topic_name, name)
         counts = {
@@ -116,27 +116,29 @@ class Grouping:
                 f"group {name} of topic {topic_name} may hold tasks that are still being loaded"
                 " after the start of the daemon; try again soon, or use force to delete it anyway"
             )
-        self._parts.border.act()
-        self._upkeep.end_group(group)
-        targets_changed(self._parts)
+        if not call.request.dry_run:
+            self._parts.border.act()
+            self._upkeep.end_group(group)
+            targets_changed(self._parts)
         self._parts.committer.answer(call, counts)
         self._parts.wake()
 
     def delete_topic(self, call: Call[Deletion]) -> None:
         """Delete a topic with its groups, settings, dead letters and tasks, and answer with the
-        counts. The tasks end as deleted. Raise NotFound, Refused, Overloaded; Conflict if a
+        counts; with ``dry_run`` only answer. The tasks end as deleted. Raise NotFound, Refused, Overloaded; Conflict if a
         schedule enqueues to the topic, or if it has tasks or subscribers and ``force`` is not
         set."""
 
         def done() -> None:
-            held = self._delete_topic(call.request.topic, call.now, force=call.request.force)
+            held = self._delete_topic(call.request, call.now)
             self._parts.committer.answer(call, held)
             self._parts.wake()
 
         # Commands run after every stored task is in memory, so the counts are complete.
         self._parts.commands.put_last(call, done)
 
-    def _delete_topic(self, name: str, now: Now, *, force: bool) -> dict[str, int]:
+    def _delete_topic(self, request: Deletion, now: Now) -> dict[str, int]:
+        name = request.topic
         topic = self._core.topics.get(name)
         if topic is None:
             raise NotFound(f"there is no topic {name}")
@@ -146,12 +148,14 @@ class Grouping:
         held = closing.held(topic)
         subscribers = sum(len(group.subscribers) for group in topic.groups.values())
         subscribers += len(topic.broadcasters)
-        if not force and (subscribers or any(held[state] for state in COUNTED_STATES)):
+        if not request.force and (subscribers or any(held[state] for state in COUNTED_STATES)):
             counts = ", ".join(f"{held[state]} {state}" for state in COUNTED_STATES)
             raise Conflict(
                 f"topic {name} holds {counts} and has {subscribers} subscribers; use force to"
                 " delete it anyway"
             )
+        if request.dry_run:
+            return held
         self._parts.border.act()
         for group in closing.close(topic, now.now_ms):
             self._upkeep.drain(group)
