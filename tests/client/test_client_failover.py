@@ -542,3 +542,18 @@ def test_a_hint_with_another_security_is_ignored() -> None:
     for secure, url in ((True, "tcp://b:7355"), (True, "b:7355"), (False, "tls://b:7355")):
         result = redirect_error({"role": "standby", "active": url}, secure=secure)
         assert result is not None and result.active is None, url
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+async def test_a_resent_bulk_operation_has_the_same_random_id(is_reset: bool) -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        start = client.reset_group("t", "g", to="first") if is_reset else client.cancel(
+            topic="t", filter={}
+        )  # fmt: skip
+        call = asyncio.ensure_future(start)
+        first = await peer.next()
+        peer.close()
+        again = await (await daemon.peer()).next()
+        assert first[2:] == again[2:] and first[-1]["id"].startswith(("cancel-", "reset-"))
+        call.cancel()

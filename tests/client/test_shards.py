@@ -722,6 +722,86 @@ async def test_a_refused_deletion_of_a_group_keeps_its_paused_keys(
     assert [[key.value for key in keys] for keys in paused] == [["x"]] * COUNT
 
 
+# --- bulk operations, which all shards start -----------------------------------------------------
+
+
+async def filled(shards: Shards, **options: Any) -> Client:
+    """A client, and a task of topic t in each shard, due in an hour."""
+    client = await shards.client(**options).connect()
+    keys = [key_in(shard, COUNT) for shard in range(COUNT)]
+    await client.enqueue_many([Task("t", b"", key=key, delay=HOUR) for key in keys])
+    return client
+
+
+async def delays_s(client: Client) -> set[float]:
+    return {(task.due_ms - NOW_MS) / 1_000 async for task in client.list_tasks(topic="t")}
+
+
+def allow_bulk_operations(shards: Shards, shard: int, count: int) -> None:
+    core = shards.shard(shard).core
+    core.config = replace(core.config, bulk_max=count)
+
+
+async def test_no_shard_starts_a_bulk_operation_while_one_is_away(shards: Shards) -> None:
+    client = await filled(shards)
+    shards.lose(2)
+    with pytest.raises((errors.Unreachable, errors.SendTimeout)):
+        await soon(client.reschedule(topic="t", filter={}, shift=HOUR, timeout=0.2))
+    shards.away.clear()
+    assert [bulk async for bulk in client.list_bulk()] == []
+    bulk = await soon(client.reschedule(topic="t", filter={}, shift=HOUR))
+    assert (await client.wait_bulk(bulk.id)).changed == COUNT
+    assert await delays_s(client) == {7_200}
+
+
+async def test_a_bulk_operation_that_one_shard_refuses_is_cancelled(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await filled(shards, retries=0)
+    allow_bulk_operations(shards, 2, 0)
+    with pytest.raises(errors.Overloaded, match=r"shard 2: .*bulk_max.*cancelled in shards 0, 1,"):
+        await client.reschedule(topic="t", filter={"tags": "none"}, shift=HOUR)
+    known: Any = client._shards
+    ask = known._ask
+
+    async def wait_for_the_others(at: Any, verb: Any, *more: Any) -> Any:
+        if verb.name == "make_bulk" and at is link(client, 2):
+            await comes(lambda: not any(shards.shard(n).core.bulk_running for n in (0, 1)))
+        return await ask(at, verb, *more)
+
+    monkeypatch.setattr(known, "_ask", wait_for_the_others)
+    with pytest.raises(errors.OutcomeUnknown, match="in shards 0, 1, .* changed 2 tasks"):
+        await client.reschedule(topic="t", filter={}, shift=HOUR)
+    assert await delays_s(client) == {3_600, 7_200}
+
+
+async def test_a_bulk_operation_with_a_chosen_id_is_completed_by_a_repetition(
+    shards: Shards,
+) -> None:
+    client = await filled(shards, retries=0)
+    allow_bulk_operations(shards, 2, 0)
+    with pytest.raises(errors.OutcomeUnknown, match="mine has started in shards 0, 1: repeat"):
+        await client.reschedule(topic="t", filter={}, shift=HOUR, id="mine")
+    allow_bulk_operations(shards, 2, 1)
+    await client.reschedule(topic="t", filter={}, shift=HOUR, id="mine")
+    assert (await client.wait_bulk("mine")).changed == COUNT
+    assert await delays_s(client) == {7_200}
+    await alone(client, 2).cancel(topic="t", filter={"tags": "none"}, id="its-own")
+    with pytest.raises(errors.Conflict, match="cancelled in shards 0, 1,"):
+        await client.run_now(topic="t", filter={"tags": "none"}, id="its-own")
+
+
+async def test_a_reset_that_one_shard_refuses_can_be_repeated(shards: Shards) -> None:
+    client = await shards.client(retries=0).connect()
+    await client.create_group("t", "g")
+    allow_bulk_operations(shards, 2, 0)
+    with pytest.raises(errors.Overloaded):
+        await client.reset_group("t", "g", to="first", rate=0.001)
+    allow_bulk_operations(shards, 2, 1)
+    bulk = await client.reset_group("t", "g", to="first")
+    assert (await client.wait_bulk(bulk.id)).state == "done"
+
+
 # --- a worker whose group is set otherwise -------------------------------------------------------
 
 OTHERWISE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

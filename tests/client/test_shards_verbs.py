@@ -152,13 +152,14 @@ async def test_verbs_answer_the_same_for_one_shard_and_three(verb: str) -> None:
     assert of_three == of_one
 
 
-ASKED_ALL = (Routing.ALL, Routing.TURN, Routing.HOME, Routing.HOME_LAST)
+ASKED_ALL = (Routing.ALL, Routing.TURN, Routing.TOGETHER, Routing.HOME, Routing.HOME_LAST)
 
 
 def test_each_verb_asked_of_all_shards_has_a_merge_rule() -> None:
     asked = {n for n, v in VERBS.items() if v.routing in ASKED_ALL}
     by_key = {n for n, v in VERBS.items() if v.routing is Routing.IDS and v.request is not None}
-    assert asked | by_key - {"requeue_dead", "delete_dead"} == merging.MERGED.keys()
+    of_ids_alone = {"requeue_dead", "delete_dead"}
+    assert asked - {"restore"} | by_key - of_ids_alone == merging.MERGED.keys()
     lists = {n for n, v in VERBS.items() if v.routing is Routing.PAGES}
     assert lists == merging.LISTS.keys()
 

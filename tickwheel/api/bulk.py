@@ -9,7 +9,6 @@ from typing import Annotated, Any, Final
 from tickwheel.api import tasks
 from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import (
-    GENERATED_NAME,
     ID,
     IDS,
     NAME,
@@ -102,7 +101,7 @@ class BulkFields(AnySelectionFields, AnyMoveFields):
 class NewBulk(BulkFields):
     """The request starts a bulk operation."""
 
-    id: Annotated[str | None, GENERATED_NAME, BULK_ID_TEXT] = None
+    id: Annotated[str | None, NAME, BULK_ID_TEXT] = None
 
 
 class BulkTrial(NewBulk):
@@ -222,7 +221,7 @@ VERBS: Final = (
          "Change all matching tasks of a topic", "", FrameType.BULK_MAKE,
          path="POST /v1/bulk", tag=_TAG, status=201,
          errors=(*_UNKNOWN, "conflict", "due_too_far"), audit=Audit.ALWAYS, changes=True,
-         routing=Routing.TURN, unique=Unique("id", Home.FIRST)),
+         routing=Routing.TOGETHER, unique=Unique("id", Home.FIRST)),
     Verb("preview_bulk", BulkTrial, BulkPreview, Need(Right.READ, Of.NAMED),
          "Preview a bulk operation", "", FrameType.BULK_PREVIEW,
          path="POST /v1/bulk-previews", tag=_TAG, errors=(*_UNKNOWN, "due_too_far"),

@@ -11,7 +11,6 @@ from tickwheel.api.bulk import BULK_ID_TEXT, RATE_OF_CHANGES, BulkInfo
 from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import (
     FLAG,
-    GENERATED_NAME,
     ID,
     IDS,
     KEY,
@@ -212,7 +211,7 @@ class Reset(ResetTrial):
     rate: Annotated[
         float | None, RATE_OF_CHANGES, "Maximum tasks per second; unlimited by default."
     ] = None
-    id: Annotated[str | None, GENERATED_NAME, BULK_ID_TEXT] = None
+    id: Annotated[str | None, NAME, BULK_ID_TEXT] = None
 
 
 class KeysPage(OfGroupOrDefault):
@@ -533,7 +532,7 @@ VERBS: Final = (
         FrameType.GROUP_RESET, path=f"POST {_GROUP}/reset", tag=_TOPICS, status=201,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True,
         methods=(Method("reset_group"),),
-        routing=Routing.TURN, unique=Unique("id", Home.FIRST),
+        routing=Routing.TOGETHER, unique=Unique("id", Home.FIRST),
     ),
     Verb(
         "preview_reset", ResetTrial, ResetPreview, _READ,

@@ -276,11 +276,6 @@ class Encoding(FieldKind):
         return {"pattern": ENCODING_PATTERN, "maxLength": ENCODING_LENGTH_MAX}
 
 
-class GeneratedName(Name):
-    """A name that the client generates if its caller passes none, so that a resend has the same
-    name."""
-
-
 class Choice(FieldKind):
     """One of several words. ``python`` is the name of their Literal type in
     ``tickwheel.api.frames``."""
@@ -606,7 +601,6 @@ def _task_id(value: Any) -> int:
 
 ANY, NAME, FLAG, ID = FieldKind(), Name(), Flag(), Id()
 IDS, DEAD_LETTERS, BODY = Ids(), DeadLetterPairs(), Body()
-GENERATED_NAME = GeneratedName()
 PROPERTIES, POLICY, RULE, TEXT, KEY = Properties(), Policy(), Rule(), Text(), Text("key_length_max")
 PROPERTY, TAG = PropertyValue(), Tag("key_length_max")
 TRACEPARENT, ENCODING = Traceparent(), Encoding()

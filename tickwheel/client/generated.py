@@ -46,7 +46,6 @@ from tickwheel.client.keywords import (
     TaskSelectionKeywords,
 )
 from tickwheel.client.link import Verbs
-from tickwheel.client.requests import own_name
 from tickwheel.client.tasks import refuse_unknown, spelled_out
 
 
@@ -577,13 +576,7 @@ class GeneratedVerbs(Verbs):
         default a random id."""
         return await self._ask(
             "reset_group",
-            {
-                "topic": topic,
-                "group": group,
-                "to": to,
-                "rate": rate,
-                "id": own_name("reset") if id is None else id,
-            },
+            {"topic": topic, "group": group, "to": to, "rate": rate, "id": id},
             timeout,
         )
 

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 PAGE = 1000
 """Maximum items of a listing in one request."""
+BULK_STARTS = ("make_bulk", "reset_group")
+"""Verbs that start a bulk operation."""
 
 
 @dataclass(slots=True)
@@ -355,6 +357,15 @@ async def close_all(links: Iterable[Link], limit_s: float) -> None:
     await asyncio.gather(*(link.close(limit_s) for link in links), return_exceptions=True)
 
 
+def with_bulk_id(verb: Verb, fields: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the fields of a verb. If it starts a bulk operation whose id the caller did not choose,
+    they have a random id, so that a resend, or another shard, gets the same."""
+    if verb.name not in BULK_STARTS or fields[-1].get("id") is not None:
+        return fields
+    kind = fields[1] if verb.name == "make_bulk" else "reset"
+    return (*fields[:-1], {**fields[-1], "id": own_name(kind)})
+
+
 def _has_options(frame: FrameType) -> bool:
     """Return whether a frame that several verbs share has a field for options."""
     return any(verb.request_type.options() for verb in VERBS.values() if verb.frame is frame)
@@ -436,8 +447,10 @@ class Verbs:
 
     async def _call(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
         """Return the raw answer to a verb; with several shards, the merged answer."""
-        target = await self._know_shards(until_s) or self._link
-        return await target.call(verb, fields, until_s)
+        shards = await self._know_shards(until_s)
+        if shards is not None:
+            return await shards.call(verb, fields, until_s)
+        return await self._link.call(verb, with_bulk_id(verb, fields), until_s)
 
     async def _each(
         self,
@@ -485,7 +498,6 @@ class Verbs:
             block = TaskSelectionKeywords if of_tasks else DeadSelectionKeywords
             check_filter(matching, block, verb.methods[0].name)
             fields = {"kind": verb.bulk, "topic": topic, **matching, **keywords, **own}
-            fields["id"] = own_name(verb.bulk) if own["id"] is None else own["id"]
             return await self._ask("make_bulk", fields, timeout)
         if any(value is not None for value in own.values()):
             raise BadRequest(f"{' and '.join(own)} require a filter")

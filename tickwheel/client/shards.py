@@ -28,7 +28,7 @@ from tickwheel.api.tasks import basis_of
 from tickwheel.api.verb import Routing
 from tickwheel.api.verbs import VERBS
 from tickwheel.client.connection import LOGGER, fail, is_secure
-from tickwheel.client.link import Link, close_all
+from tickwheel.client.link import BULK_STARTS, Link, close_all, with_bulk_id
 from tickwheel.client.merging import (
     BY_SHARD,
     MERGED,
@@ -43,7 +43,7 @@ from tickwheel.client.merging import (
     page_of,
 )
 from tickwheel.client.producer import Batch, ColumnBatch, Producer, failure, outcomes_of
-from tickwheel.client.requests import own_name, own_number, raise_first, read
+from tickwheel.client.requests import own_number, raise_first, read
 from tickwheel.client.search import ShardAddresses
 from tickwheel.client.subscription import JOIN_S, SpreadSubscription
 from tickwheel.client.tasks import FRAME_BYTES, size_of
@@ -434,9 +434,6 @@ class Shards:
     ) -> Any:  # fmt: skip
         """Ask all shards in turn, in the order of ``links``. The first error ends it, and the
         caller can repeat the call. A shard that has no such object is skipped."""
-        if verb.name in ("reset_group", "make_bulk") and fields[-1].get("id") is None:
-            # The same id in each shard, so that the operation is listed and cancelled as one.
-            fields = (*fields[:-1], {**fields[-1], "id": own_name("reset")})
         ends: list[Any] = []
         for shard, link in enumerate(links or self.links):
             shard_fields = (_file_of(fields[0], shard),) if verb.name == "backup" else fields
@@ -452,6 +449,8 @@ class Shards:
         """Start a restore in all shards under one id, or in none: each restores its own backup into
         its own file. A restore of single tasks starts in the shards that may have them. Shards that
         may be away are asked first, so that no other starts in vain."""
+        if verb.name in BULK_STARTS:
+            return await self._start_bulk(verb, fields, until_s)
         into, options = fields
         options = {"id": own_number(), **options}
         parts = self._restored_ids(options)
@@ -466,8 +465,37 @@ class Shards:
                 )
             except TickwheelError as error:
                 started = [n for n, answer in enumerate(answers) if answer is not None]
-                raise await self._cancel_started(error, shard, started, options["id"]) from error
+                cancel, name = VERBS["cancel_restore"], options["id"]
+                raise await self._cancel_started(error, shard, started, cancel, name) from error
         return MERGED["show_restore"](answers, options)
+
+    async def _start_bulk(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
+        """Start a bulk operation in all shards under one id, which the first shard grants. If a
+        shard does not start it, cancel it in the others, unless the caller has chosen the id and
+        can complete it by repeating the call."""
+        is_chosen, fields = fields[-1].get("id") is not None, with_bulk_id(verb, fields)
+        name = fields[-1]["id"]
+        pings = (self._ask(link, VERBS["ping"], (), until_s) for link in self.links)
+        raise_first(await asyncio.gather(*pings, return_exceptions=True))
+        ends: list[Any] = []
+        for shard, link in enumerate(self.links):
+            try:
+                ends.append(await self._ask(link, verb, fields, until_s))
+            except NotFound as error:
+                ends.append(error)
+            except TickwheelError as error:
+                started = [n for n, end in enumerate(ends) if not isinstance(end, NotFound)]
+                if not started:
+                    raise
+                if is_chosen and error.retryable:
+                    raise OutcomeUnknown(
+                        f"shard {shard}: {error.message}; bulk operation {name} has started in"
+                        f" shards {', '.join(map(str, started))}: repeat the call with this id to"
+                        " start it in the others"
+                    ) from error
+                cancel = VERBS["cancel_bulk"]
+                raise await self._cancel_started(error, shard, started, cancel, name) from error
+        return self._merged(verb, ends, fields)
 
     def _restored_ids(self, options: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:
         """Return the shards that restore tasks, and the ids that each one is asked for."""
@@ -481,14 +509,16 @@ class Shards:
         return {shard: {"ids": part} for shard, part in by_shard.items()}
 
     async def _cancel_started(
-        self, error: TickwheelError, shard: int, started: Sequence[int], restore: int
+        self, error: TickwheelError, shard: int, started: Sequence[int], cancel: Verb, name: Any
     ) -> TickwheelError:
-        """Cancel a restore in the shards that started it, because ``shard`` did not. Return the
-        error for the caller."""
+        """Cancel a restore or bulk operation, with the verb ``cancel``, in the shards that started
+        it, because ``shard`` did not. Return the error for the caller: OutcomeUnknown if tasks have
+        changed, or may still change."""
+        noun = "restore" if cancel.name == "cancel_restore" else "bulk operation"
         maybe = [*started, *([shard] if isinstance(error, UNSURE) else [])]
-        verb = VERBS["cancel_restore"]
-        calls = (self._ask_soon(self.links[n], verb, (restore,), None) for n in maybe)
+        calls = (self._ask_soon(self.links[n], cancel, (name,), None) for n in maybe)
         ends = await asyncio.gather(*calls, return_exceptions=True)
+        changed = sum(end.get("changed", 0) for end in ends if isinstance(end, Mapping))
         left = [
             n for n, end in zip(maybe, ends, strict=True)
             if isinstance(end, BaseException) and not isinstance(end, NotFound)
@@ -497,14 +527,15 @@ class Shards:
         parts = [f"shard {shard}: {error.message}"]
         if cancelled:
             parts.append(
-                f"restore {restore} was cancelled in shards {cancelled}, which had started it"
+                f"{noun} {name} was cancelled in shards {cancelled}, which had started it"
+                + (f" and changed {changed} tasks" if changed else "")
             )
         if left:
             names = ", ".join(map(str, left))
-            parts.append(f"restore {restore} may still run in shards {names}: cancel it again")
+            parts.append(f"{noun} {name} may still run in shards {names}: cancel it again")
         if not cancelled and not left:
-            parts.append("no shard has started the restore")
-        return type(error)("; ".join(parts))
+            parts.append(f"no shard has started the {noun}")
+        return (OutcomeUnknown if changed or left else type(error))("; ".join(parts))
 
     async def _ask_home_first(
         self, verb: Verb, fields: tuple[Any, ...], until_s: float | None
