@@ -164,6 +164,23 @@ async def race_for_a_bulk_operation(shards: Shards, pairs: list[tuple[Client, st
         assert len({str(bulk.selection) for bulk in bulks}) == 1
 
 
+async def race_for_a_bulk_operation_on_topics(
+    shards: Shards, pairs: list[tuple[Client, str]]
+) -> None:
+    """Each topic is known only in the shard of its tasks."""
+    for client, key in pairs:
+        await client.enqueue(f"of-{key}", b"", delay=HOUR, key=key)
+    for n in range(ROUNDS):
+        asked = (
+            client.cancel(topic=f"of-{key}", filter={"tags": "none"}, id=f"b{n}")
+            for client, key in pairs
+        )
+        ends = await ends_of(*asked)
+        assert [type(end) for end in ends].count(errors.Conflict) == 1
+        bulks = [await alone(pairs[0][0], m).show_bulk(f"b{n}") for m in range(COUNT)]
+        assert len({bulk.topic for bulk in bulks}) == 1
+
+
 async def race_for_a_backup(shards: Shards, pairs: list[tuple[Client, str]]) -> None:
     ends = await ends_of(*(client.backup("b.db") for client, _ in pairs))
     assert [type(end) for end in ends].count(errors.Conflict) == 1
@@ -180,7 +197,7 @@ RACES: dict[str, tuple[Race, ...]] = {
     "put_schedule": (race_for_a_schedule, race_of_putting_and_deleting),
     "prepare": (race_for_a_transaction,),
     "enqueue_once": (race_for_an_idempotency_key,),
-    "make_bulk": (race_for_a_bulk_operation,),
+    "make_bulk": (race_for_a_bulk_operation, race_for_a_bulk_operation_on_topics),
     "backup": (race_for_a_backup,),
     "create_group": (race_for_a_group,),
 }
@@ -211,6 +228,21 @@ def test_each_creating_verb_declares_its_home_shard() -> None:
 @pytest.mark.parametrize("race", [item for some in RACES.values() for item in some])
 async def test_two_programs_use_a_name_at_once(shards: Shards, race: Race) -> None:
     await race(shards, await pairs_of(shards))
+
+
+async def test_a_bulk_operation_is_known_in_shards_without_its_topic(shards: Shards) -> None:
+    (client, zero), (_, one) = await pairs_of(shards)
+    await client.enqueue("first", b"", delay=HOUR, key=zero)
+    await client.enqueue("second", b"", delay=HOUR, key=one)
+    bulk = await client.cancel(topic="second", filter={}, id="nightly")
+    assert (await client.wait_bulk(bulk.id)).changed == 1
+    with pytest.raises(errors.Conflict, match="another bulk operation has the id nightly"):
+        await client.cancel(topic="first", filter={}, id="nightly")
+    assert [task.topic async for task in client.list_tasks()] == ["first"]
+    with pytest.raises(errors.NotFound, match="there is no topic none"):
+        await client.cancel(topic="none", filter={}, id="typo")
+    with pytest.raises(errors.NotFound):
+        await client.show_bulk("typo")
 
 
 # --- a program that stops halfway ----------------------------------------------------------------

@@ -53,6 +53,7 @@ from tickwheel.errors import (
     Conflict,
     ConnectionLost,
     Draining,
+    Forbidden,
     NotActive,
     NotFound,
     OutcomeUnknown,
@@ -475,8 +476,7 @@ class Shards:
         can complete it by repeating the call."""
         is_chosen, fields = fields[-1].get("id") is not None, with_bulk_id(verb, fields)
         name = fields[-1]["id"]
-        pings = (self._ask(link, VERBS["ping"], (), until_s) for link in self.links)
-        raise_first(await asyncio.gather(*pings, return_exceptions=True))
+        await self._look_for_topic(fields[0], until_s)
         ends: list[Any] = []
         for shard, link in enumerate(self.links):
             try:
@@ -496,6 +496,16 @@ class Shards:
                 cancel = VERBS["cancel_bulk"]
                 raise await self._cancel_started(error, shard, started, cancel, name) from error
         return self._merged(verb, ends, fields)
+
+    async def _look_for_topic(self, topic: Any, until_s: float | None) -> None:
+        """Raise NotFound if no shard has the topic, or the error of a shard that does not answer.
+        Shards that let the caller only operate on the topic do not say whether they have it."""
+        show = VERBS["show_topic"]
+        calls = (self._ask(link, show, (topic,), until_s) for link in self.links)
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        raise_first([end for end in ends if not isinstance(end, (NotFound, Forbidden))])
+        if all(isinstance(end, NotFound) for end in ends):
+            raise_first(ends)
 
     def _restored_ids(self, options: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:
         """Return the shards that restore tasks, and the ids that each one is asked for."""

@@ -727,11 +727,13 @@ async def test_an_unavailable_shard_is_named_and_the_others_serve(
 
 
 class Guarded:
-    """Three shards that want tokens: ``all`` may do all, ``reader`` may read topics ``a*``."""
+    """Three shards that want tokens: ``all`` may do all, ``reader`` may read topics ``a*``,
+    ``operator`` may operate on them and read nothing."""
 
     def __init__(self, patch: pytest.MonkeyPatch, folder: Path, **settings: Any) -> None:
         self.path = folder / "tokens.json"
         self.all, self.reader = self._token("all", "all"), self._token("reader", "read=a*")
+        self.operator = self._token("operator", "operate=a*")
         self.hall = Hall(patch, tokens_file=str(self.path), login_delay_s=0, **settings)
 
     def _token(self, name: str, *scopes: str) -> str:
@@ -772,6 +774,13 @@ async def test_each_caller_uses_its_own_token(guarded: Guarded) -> None:
     for headers in ({}, {"authorization": bearer("tw_wrong")}):
         assert (await hall.refused("GET", "/v1/stats", **headers)).status == 401
     assert len(hall.gateway._clients) == 2
+
+
+async def test_a_bulk_operation_needs_no_right_to_read(guarded: Guarded) -> None:
+    task = {"topic": "a1", "key": key_in(1, COUNT), "delay_ms": HOUR_MS}
+    await guarded.hall.post("/v1/tasks", task, authorization=bearer(guarded.all))
+    fields, token = {"topic": "a1", "kind": "cancel", "id": "mine"}, bearer(guarded.operator)
+    assert (await guarded.hall.post("/v1/bulk", fields, authorization=token))["id"] == "mine"
 
 
 async def test_a_browser_logs_in_and_its_session_asks_with_that_token(guarded: Guarded) -> None:

@@ -5,7 +5,8 @@ All records of the old databases are copied to new databases in the same folder,
 | record | new shard |
 |---|---|
 | task with a basis (``shard_by``, order key, key or schedule) | that of the basis |
-| other tasks, outcomes of tasks, ended bulk operations | the same as before, see below |
+| other tasks, outcomes of tasks | the same as before, see below |
+| ended bulk operations | the same as before, and all without their counts, so that each knows the id |
 | schedule | that of the basis of its tasks, else of its name |
 | open transaction | that of the bases of its half tasks, else of its name |
 | decided transactions, groups, topics, targets, paused keys | all |
@@ -615,15 +616,17 @@ class _Move:
             self._put(home, CLAIM, ClaimRow(kind, name, topic, shard, number, self.position_ms))
 
     def _add_bulks(self, source: _Source, rows: Iterable[BulkRow]) -> None:
-        records = self.records[self._shard_without_basis(source)]
+        home = self._shard_without_basis(source)
         for row in rows:
             if not row.state.is_over:
                 raise Conflict(
                     f"bulk operation {row.bulk.id} is still running: start a daemon and let it"
                     " finish, or cancel it"
                 )
-            key = (BULK, BULK.key(row))
-            records[key] = _sum(records[key], row) if key in records else row
+            key, empty = (BULK, BULK.key(row)), BulkRow(row.bulk, row.state, ended_ms=row.ended_ms)
+            for shard, records in enumerate(self.records):
+                part = row if shard == home else empty
+                records[key] = _sum(records[key], part) if key in records else part
 
     def _add_paused(self, rows: Iterable[PausedKey]) -> None:
         for row in rows:
