@@ -475,7 +475,12 @@ async def bulks(room: Room) -> Any:
 async def previewed(room: Room) -> Any:
     await room.fill()
     outcome = await room.client.preview_bulk("cancel", "t", {"tags": "a"})
-    return outcome.looked_at, outcome.matched, outcome.would_change, len(outcome.examples)
+    await room.enqueue("of-one-shard", key="k")
+    other = await room.client.preview_bulk("cancel", "of-one-shard", {})
+    with pytest.raises(errors.NotFound):
+        await room.client.preview_bulk("cancel", "none", {})
+    total = outcome.looked_at, outcome.matched, outcome.would_change, len(outcome.examples)
+    return *total, other.matched
 
 
 # --- targets -------------------------------------------------------------------------------------

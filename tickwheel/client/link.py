@@ -18,6 +18,7 @@ import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tickwheel.api import shapes
@@ -37,7 +38,14 @@ from tickwheel.client.requests import Calls, check_filter, list_of, own_name, re
 from tickwheel.client.search import ShardAddresses
 from tickwheel.client.subscription import SpreadSubscription, Subscription, Subscriptions
 from tickwheel.client.tasks import TaskChecker
-from tickwheel.errors import BadRequest, ClientClosed, ConnectionLost, TickwheelError, shown
+from tickwheel.errors import (
+    BadRequest,
+    ClientClosed,
+    ConnectionLost,
+    NotFound,
+    TickwheelError,
+    shown,
+)
 from tickwheel.limits import Limits
 from tickwheel.version import __version__
 from tickwheel.waiting import finish_despite_cancellation
@@ -507,6 +515,21 @@ class Verbs:
                 return outcomes
             return outcomes[0].status if verb.methods[0].word else outcomes[0]
         return await self._ask(name, {"topic": topic, "key": key, **keywords}, timeout)
+
+    async def _preview(
+        self, fields: Mapping[str, Any], timeout: Duration | None
+    ) -> BulkPreview:
+        """Return what a bulk operation would do in all shards. Raise NotFound if no shard has its
+        topic."""
+        previews: list[BulkPreview] = []
+        for link in self._links:
+            try:
+                previews.append(await link.preview(fields, timeout))
+            except NotFound as error:
+                missing = error
+        if not previews:
+            raise missing
+        return reduce(BulkPreview.and_then, previews)
 
     async def _pages(
         self, name: str, keywords: Mapping[str, Any], limit: int | None, timeout: Duration | None

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
-from functools import reduce
 from typing import Any, TypeVar, Unpack, overload
 
 from tickwheel.api.bulk import BulkInfo, BulkPreview, BulkTrial
@@ -171,8 +170,7 @@ class HandwrittenVerbs(GeneratedVerbs):
         check_filter(filter, AnySelectionKeywords, "preview_bulk")
         request = BulkTrial.of_keywords({"topic": topic, "kind": kind, **moves, **filter})
         await self._know_shards(self._until(timeout))
-        parts = [await link.preview(request, timeout) for link in self._links]
-        return reduce(BulkPreview.and_then, parts)
+        return await self._preview(request, timeout)
 
     async def wait_bulk(self, bulk: str, *, timeout: Duration | None = None) -> BulkInfo:
         """Return the bulk operation once it is over. Raise NotFound, and SendTimeout if it is not

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.api.bulk import BulkPreview
 from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import ID
 from tickwheel.api.tasks import indexes_by_shard, rest_key
@@ -120,7 +118,7 @@ class WireClient(LinkedClient):
         values = request.values()
         shards = await self._know_shards()
         if verb.name == "preview_bulk":
-            return await self._preview(values)
+            return await self._whole_preview(values)
         fields = verb.request_type.to_frame(values)
         if shards is not None and verb.routing is Routing.PAGES:
             return await shards.page(verb, values, None)
@@ -141,11 +139,10 @@ class WireClient(LinkedClient):
             return answers[0]
         return status_of(results, answers[0]["shards"])
 
-    async def _preview(self, values: dict[str, Any]) -> dict[str, Any]:
+    async def _whole_preview(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return a dry run of a whole bulk operation: a page of it cannot span several shards."""
         values = {name: values[name] for name in values if name not in ("after", "until_id")}
-        previews = [await link.preview(values, None) for link in self._links]
-        total = reduce(BulkPreview.and_then, previews)
+        total = await self._preview(values, None)
         return {field.name: getattr(total, field.name) for field in total.fields()} | {"next": None}
 
     async def put(self, tasks: tuple[Any, ...]) -> tuple[Any, ...]:
