@@ -21,6 +21,7 @@ import pytest
 from support.shards import NOW_MS, Shards, alone, key_in
 from support.waiting import comes, soon
 from tickwheel import Client, Delivery, Retry, Task, Worker, errors
+from tickwheel.api.verbs import VERBS
 from tickwheel.client import Check, Partly
 from tickwheel.client.keywords import GroupKeywords
 from tickwheel.client.subscription import IN_A_ROW, PREFETCH, OnMismatch, Subscription
@@ -800,6 +801,31 @@ async def test_a_reset_that_one_shard_refuses_can_be_repeated(shards: Shards) ->
     allow_bulk_operations(shards, 2, 1)
     bulk = await client.reset_group("t", "g", to="first")
     assert (await client.wait_bulk(bulk.id)).state == "done"
+
+
+async def test_a_listed_bulk_operation_has_its_state_in_all_shards(shards: Shards) -> None:
+    client, key = await filled(shards), key_in(0, COUNT)
+    await client.enqueue("t", b"", key=key, delay=HOUR)
+    await client.cancel(topic="t", filter={"key_prefix": key}, rate=1, id="slow")
+    rows = shards.shard(0).engine.bulks.rows
+    await comes(lambda: rows["slow"].changed and not shards.shard(1).core.bulk_running)
+    shards.sources.now_ms += 1
+    await client.cancel(topic="t", filter={"tags": "none"}, id="newer")
+    await client.wait_bulk("newer")
+    assert [bulk.id async for bulk in client.list_bulk(state="done")] == ["newer"]
+    [running] = [bulk async for bulk in client.list_bulk(state="running")]
+    assert running.raw == (await client.show_bulk("slow")).raw and running.changed == 1
+    odd: Any = "odd"
+    with pytest.raises(errors.BadRequest, match="state must be one of running"):
+        await anext(aiter(client.list_bulk(state=odd)))
+    known: Any = client._shards
+    for query, ids in (
+        ({"state": "running", "after": "newer"}, ["slow"]),
+        ({"state": "done", "limit": 1}, ["newer"]),
+        ({"state": "done", "after": "slow"}, []),
+    ):
+        page = await known.page(VERBS["list_bulk"], query, None)
+        assert ([bulk["id"] for bulk in page["bulk"]], page["next"]) == (ids, None)
 
 
 # --- a worker whose group is set otherwise -------------------------------------------------------

@@ -589,12 +589,16 @@ async def once(items: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
             last_id = item.id
 
 
-async def bulks_of(lists: Sequence[AsyncGenerator[Any, None]]) -> AsyncGenerator[Any, None]:
-    """Yield bulk operations, the newest first, each merged from its parts in all shards."""
+async def bulks_of(
+    lists: Sequence[AsyncGenerator[Any, None]], state: str | None
+) -> AsyncGenerator[Any, None]:
+    """Yield bulk operations in this state (None: in any), the newest first, each merged from its
+    parts in all shards."""
     parts: dict[str, list[Any]] = {}
     for items in lists:
         async for item in items:
             parts.setdefault(item.id, []).append(item)
     merged = [type(rows[0]).of(_bulk([row.raw for row in rows], {})) for rows in parts.values()]
     for item in sorted(merged, key=attrgetter("made_ms"), reverse=True):
-        yield item
+        if state in (None, item.state):
+            yield item

@@ -639,13 +639,18 @@ class Shards:
         self, verb: Verb, keywords: Mapping[str, Any], limit: int | None, timeout: Duration | None
     ) -> AsyncGenerator[Any, None]:
         """Yield the items of a listing of all shards in its order."""
-        # The newest bulk operations of one shard may not be the newest of all.
-        shard_limit = None if verb.name == "list_bulk" else limit
+        shard_limit, state = limit, keywords.get("state")
+        if verb.name == "list_bulk":
+            # The newest bulk operations of one shard may not be the newest of all, and the part in
+            # one shard may be done while others run.
+            shard_limit, keywords = None, {**keywords, "state": None}
+            if state is not None:
+                verb.request_type.field("state").kind.check(state, "state", self._reconnector.limits)
         lists = [
             self.opened(link).pages(verb, keywords, shard_limit, timeout) for link in self.links
         ]
         if verb.name == "list_bulk":
-            items = bulks_of(lists)
+            items = bulks_of(lists, state)
         else:
             items = in_order(verb, lists, reverse=bool(keywords.get("newest_first")))
         if verb.name == "list_transactions":
@@ -691,7 +696,7 @@ class Shards:
 
     async def _page_of_bulks(self, query: Raw) -> Raw:
         """Return a page of bulk operations. All are read, because the shards keep only a few."""
-        wanted = {name: query[name] for name in ("topic", "state") if name in query}
+        wanted, state = {"topic": query.get("topic")}, query.get("state")
         operations = [item.raw async for item in self.pages(VERBS["list_bulk"], wanted, None, None)]
         after, start = query.get("after"), 0
         if after is not None:
@@ -699,9 +704,9 @@ class Shards:
             start = 1 + (ids.index(after) if after in ids else len(ids))
             if start > len(operations):
                 raise NotFound(f"there is no bulk operation {after}")
-        end = start + limit_of(VERBS["list_bulk"], query)
-        following = operations[end - 1]["id"] if end < len(operations) else None
-        return {"bulk": operations[start:end], "next": following}
+        rest = [item for item in operations[start:] if state in (None, item["state"])]
+        page = rest[: limit_of(VERBS["list_bulk"], query)]
+        return {"bulk": page, "next": page[-1]["id"] if len(page) < len(rest) else None}
 
     # --- consumers ------------------------------------------------------------------------------
 
