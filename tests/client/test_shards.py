@@ -607,6 +607,33 @@ async def test_a_worker_works_on_all_shards(shards: Shards, client: Client) -> N
     assert sorted(done, key=str) == sorted([*keys, "k3"])
 
 
+# --- keys that wait in several shards ------------------------------------------------------------
+
+
+async def test_the_first_keys_of_all_shards_have_the_counts_of_all(
+    shards: Shards, client: Client
+) -> None:
+    await client.create_group("t", "g", fair_by="tag", limit_each=1)
+    keys = [key_in(shard, COUNT) for shard in range(COUNT)]
+    tasks = [Task("t", b"", key=key, tag="x") for key in keys * 5]
+    await client.enqueue_many([*tasks, *[Task("t", b"", key=keys[0], tag="y")] * 7])
+    shards.pass_time(1)
+    # In each shard, one task of each value is not waiting for its turn.
+    await comes(lambda: _is_lined_up(client, 3 * 4 + 6))
+    [line] = await client.key_lines("t", "g", limit=1)
+    assert (line.value, line.waiting) == ("x", 12)
+    for shard, value in ((0, "x"), (1, "y"), (2, "y"), (0, "y"), (1, "x"), (2, "x")):
+        await alone(client, shard).pause_key("t", "g", value=value)
+        shards.sources.now_ms += 1
+    [paused] = await client.paused_keys("t", "g", limit=1)
+    assert (paused.value, paused.waiting) == ("x", 15)
+
+
+async def _is_lined_up(client: Client, count: int) -> bool:
+    group = (await client.stats()).raw["topics"]["t"]["groups"]["g"]
+    return bool(group["in_lines"] == count)
+
+
 # --- settings, which have a home -----------------------------------------------------------------
 
 HOME = 1

@@ -39,6 +39,8 @@ LIMIT_EACH_MAX: Final = 1_000_000
 RATE_MIN: Final = 1e-6
 RATE_MAX: Final = 1_000_000_000.0
 BURST_MAX: Final = 1_000_000_000
+KEYS_MAX: Final = 1_000
+"""Maximum keys in an answer."""
 ORDER_RETRY_MS: Final = Span(10, 30_000)
 ORDER_ATTEMPTS: Final = Whole(1, ORDER_ATTEMPTS_MAX)
 LIMIT_EACH: Final = Whole(1, LIMIT_EACH_MAX)
@@ -217,7 +219,7 @@ class Reset(ResetTrial):
 class KeysPage(OfGroupOrDefault):
     """The request asks for keys of a group, up to ``limit``."""
 
-    limit: Annotated[int, Whole(1, 1_000), "Maximum number of items in the answer."] = 100
+    limit: Annotated[int, Whole(1, KEYS_MAX), "Maximum number of items in the answer."] = 100
 
 
 class HeldTasks(OfGroupOrDefault):

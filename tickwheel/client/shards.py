@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.api.groups import KEYS_MAX, KeysPage
 from tickwheel.api.schedules import NewSchedule
 from tickwheel.api.tasks import basis_of
 from tickwheel.api.verb import Routing
@@ -419,13 +420,16 @@ class Shards:
         raise next((error for error in errors if not isinstance(error, NotFound)), errors[0])
 
     async def _ask_all(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
-        links, first = self.links, []
+        links, first, shard_fields = self.links, [], fields
         if verb.name == "load":
             # The first shard's answer sets the beginning of the spans.
             first = [await self._ask(links[0], verb, fields, until_s)]
-            fields = ({**fields[0], "from_ms": first[0]["from_ms"]},)
+            shard_fields = ({**fields[0], "from_ms": first[0]["from_ms"]},)
             links = links[1:]
-        calls = (self._ask(link, verb, fields, until_s) for link in links)
+        if verb.request is KeysPage:
+            # The first keys of all shards need not be among the first of each.
+            shard_fields = (*fields[:-1], {**fields[-1], "limit": KEYS_MAX})
+        calls = (self._ask(link, verb, shard_fields, until_s) for link in links)
         ends = await asyncio.gather(*calls, return_exceptions=True)
         return self._merged(verb, [*first, *ends], fields)
 
