@@ -532,18 +532,32 @@ class GeneratedVerbs(Verbs):
         return await self._ask("configure", {"topic": topic, "group": group, **settings}, timeout)
 
     async def delete_group(
-        self, topic: str, group: str, *, force: bool = False, timeout: Duration | None = None
+        self,
+        topic: str,
+        group: str,
+        *,
+        force: bool = False,
+        dry_run: bool = False,
+        timeout: Duration | None = None,
     ) -> GroupHeld:
         """Delete a group and return the number of tasks that it held. Raise Conflict if it holds
         tasks, unless ``force``, which drops them for this group.
 
-        ``force``: delete it even if it holds tasks or has subscribers."""
+        ``force``: delete it even if it holds tasks or has subscribers. ``dry_run``: only check and
+        count; nothing is deleted."""
         return await self._ask(
-            "delete_group", {"topic": topic, "group": group, "force": force}, timeout
+            "delete_group",
+            {"topic": topic, "group": group, "force": force, "dry_run": dry_run},
+            timeout,
         )
 
     async def delete_topic(
-        self, topic: str, *, force: bool = False, timeout: Duration | None = None
+        self,
+        topic: str,
+        *,
+        force: bool = False,
+        dry_run: bool = False,
+        timeout: Duration | None = None,
     ) -> TopicHeld:
         """Delete a topic with its groups, settings and dead letters, and return the number of tasks
         that it held. The deletion is durable when the call returns. Its tasks are deleted in the
@@ -551,8 +565,11 @@ class GeneratedVerbs(Verbs):
         topic holds tasks or has subscribers, unless ``force``, and always if a schedule enqueues to
         it. Raise NotFound if there is no such topic.
 
-        ``force``: delete it even if it holds tasks or has subscribers."""
-        return await self._ask("delete_topic", {"topic": topic, "force": force}, timeout)
+        ``force``: delete it even if it holds tasks or has subscribers. ``dry_run``: only check and
+        count; nothing is deleted."""
+        return await self._ask(
+            "delete_topic", {"topic": topic, "force": force, "dry_run": dry_run}, timeout
+        )
 
     async def reset_group(
         self,

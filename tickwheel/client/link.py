@@ -366,7 +366,7 @@ async def close_all(links: Iterable[Link], limit_s: float) -> None:
 
 
 def with_bulk_id(verb: Verb, fields: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the fields of a verb. If it starts a bulk operation whose id the caller did not choose,
+    """Return the fields of a verb. If it starts a bulk operation without an id of the caller's,
     they have a random id, so that a resend, or another shard, gets the same."""
     if verb.name not in BULK_STARTS or fields[-1].get("id") is not None:
         return fields
@@ -516,9 +516,7 @@ class Verbs:
             return outcomes[0].status if verb.methods[0].word else outcomes[0]
         return await self._ask(name, {"topic": topic, "key": key, **keywords}, timeout)
 
-    async def _preview(
-        self, fields: Mapping[str, Any], timeout: Duration | None
-    ) -> BulkPreview:
+    async def _preview(self, fields: Mapping[str, Any], timeout: Duration | None) -> BulkPreview:
         """Return what a bulk operation would do in all shards. Raise NotFound if no shard has its
         topic."""
         previews: list[BulkPreview] = []

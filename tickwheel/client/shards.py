@@ -649,7 +649,9 @@ class Shards:
             # one shard may be done while others run.
             shard_limit, keywords = None, {**keywords, "state": None}
             if state is not None:
-                verb.request_type.field("state").kind.check(state, "state", self._reconnector.limits)
+                verb.request_type.field("state").kind.check(
+                    state, "state", self._reconnector.limits
+                )
         lists = [
             self.opened(link).pages(verb, keywords, shard_limit, timeout) for link in self.links
         ]

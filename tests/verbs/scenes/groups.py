@@ -55,7 +55,8 @@ def delete_group(stage: Stage) -> Any:
 def try_to_delete_group(stage: Stage) -> Any:
     stage.make_group()
     stage.enqueue(delay_ms=0)
-    yield {"topic": stage.topic, "group": stage.group, "force": True, "dry_run": True}, held(ready=1)
+    fields = {"topic": stage.topic, "group": stage.group, "force": True, "dry_run": True}
+    yield fields, held(ready=1)
     assert len(stage.pull()) == 1
 
 

@@ -6,7 +6,7 @@ All records of the old databases are copied to new databases in the same folder,
 |---|---|
 | task with a basis (``shard_by``, order key, key or schedule) | that of the basis |
 | other tasks, outcomes of tasks | the same as before, see below |
-| ended bulk operations | the same as before, and all without their counts, so that each knows the id |
+| ended bulk operations | the same as before; others get the id without the counts |
 | schedule | that of the basis of its tasks, else of its name |
 | open transaction | that of the bases of its half tasks, else of its name |
 | decided transactions, groups, topics, targets, paused keys | all |

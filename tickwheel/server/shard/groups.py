@@ -95,7 +95,8 @@ class Grouping:
 
     def delete_group(self, call: Call[GroupDeletion]) -> None:
         """Delete a group with its tasks, and answer with their counts; with ``dry_run`` only
-        answer. Raise NotFound, Conflict; Refused while tasks that came due before the start may be missing in the counts."""
+        answer. Raise NotFound, Conflict; Refused while tasks that came due before the start may be
+        missing in the counts."""
         topic_name, name, force = call.request.topic, call.request.group, call.request.force
         group = find_group(self._core, topic_name, name)
         counts = {
@@ -125,9 +126,9 @@ class Grouping:
 
     def delete_topic(self, call: Call[Deletion]) -> None:
         """Delete a topic with its groups, settings, dead letters and tasks, and answer with the
-        counts; with ``dry_run`` only answer. The tasks end as deleted. Raise NotFound, Refused, Overloaded; Conflict if a
-        schedule enqueues to the topic, or if it has tasks or subscribers and ``force`` is not
-        set."""
+        counts; with ``dry_run`` only answer. The tasks end as deleted. Raise NotFound, Refused,
+        Overloaded; Conflict if a schedule enqueues to the topic, or if it has tasks or subscribers
+        and ``force`` is not set."""
 
         def done() -> None:
             held = self._delete_topic(call.request, call.now)
