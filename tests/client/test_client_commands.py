@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,6 +16,8 @@ from tickwheel.api.frames import FrameType as T
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import BadRequest
 from tickwheel.protocol import encode
+
+MOMENT = datetime(2027, 1, 1, tzinfo=UTC)
 
 
 async def collect(items: AsyncIterator[Any]) -> list[Any]:
@@ -206,11 +208,29 @@ async def test_a_backup_that_takes_long_is_waited_for() -> None:
         await client.close()
 
 
-async def test_a_backup_is_not_made_twice(client: Client, peer: Peer) -> None:
-    asking = asyncio.ensure_future(client.backup("copy.db"))
-    await peer.next(T.BACKUP)
-    peer.close()
-    with pytest.raises(errors.ConnectionLost):
+Ask = Callable[[Client], Coroutine[Any, Any, Any]]
+NOT_TWICE: dict[str, tuple[T, Ask]] = {
+    "backup": (T.BACKUP, lambda c: c.backup("copy.db")),
+    "delete_group": (T.GROUP_DELETE, lambda c: c.delete_group("t", "g")),
+    "run_schedule": (T.SCHEDULE, lambda c: c.run_schedule("s")),
+    "backfill_schedule": (T.SCHEDULE, lambda c: c.backfill_schedule("s", MOMENT, MOMENT)),
+}
+"""Requests whose second execution would change more, or have another answer."""
+
+
+@pytest.mark.parametrize("name", NOT_TWICE)
+@pytest.mark.parametrize("error", [errors.ConnectionLost, errors.OutcomeUnknown])
+async def test_a_request_that_may_have_been_executed_is_not_repeated(
+    client: Client, peer: Peer, name: str, error: type[errors.TickwheelError]
+) -> None:
+    kind, ask = NOT_TWICE[name]
+    asking = asyncio.ensure_future(ask(client))
+    frame = await peer.next(kind)
+    if error is errors.ConnectionLost:
+        peer.close()
+    else:
+        peer.error(frame, error.code)
+    with pytest.raises(error):
         await soon(asking)
 
 

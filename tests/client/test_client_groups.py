@@ -34,14 +34,6 @@ async def asked(
         return frame[2:], await soon(asking)
 
 
-async def test_a_deletion_whose_answer_is_lost_is_not_repeated(client: Client, peer: Peer) -> None:
-    asking = asyncio.ensure_future(client.delete_group("t", "g"))
-    await peer.next(T.GROUP_DELETE)
-    peer.close()
-    with pytest.raises(errors.ConnectionLost):
-        await soon(asking)
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [

@@ -154,7 +154,7 @@ class Verb:
     public: bool = False
     """Whether the verb needs no login over HTTP, because its request contains a proof."""
     repeat: bool = True
-    """Whether a client resends the request if the connection breaks before the answer."""
+    """Whether a client sends the request again although it may have been executed."""
     prompt: bool = True
     """Whether a missing answer means that the connection is dead."""
     extra_s: float = 0.0

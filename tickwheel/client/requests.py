@@ -29,6 +29,7 @@ from tickwheel.errors import (
     InternalError,
     LimitExceeded,
     NotActive,
+    OutcomeUnknown,
     Overloaded,
     ProtocolError,
     Refused,
@@ -250,9 +251,10 @@ class Call(Resendable):
     def failed(self, error: TickwheelError) -> None:
         if self.future.done():
             return
+        can_repeat = self.repeat or not isinstance(error, OutcomeUnknown)
         if error.closes_connection and error.retryable:
             self.lost()
-        elif error.retryable and not isinstance(error, InternalError):
+        elif error.retryable and can_repeat and not isinstance(error, InternalError):
             self._calls.retry(self, error)
         else:
             fail(self.future, error)
@@ -318,9 +320,9 @@ class Calls(Source):
 
         ``extra_s``: additional seconds for the answer. ``until_s``: the caller's deadline by the
         loop's clock, which replaces the usual one. ``prompt``: whether a missing answer means a
-        dead connection. ``repeat``: whether to send the request again on a new connection.
-        ``orphaned`` gets the result of a caller that was cancelled or whose deadline has passed, if
-        it arrives within the usual time.
+        dead connection. ``repeat``: whether to send the request again although it may have been
+        executed. ``orphaned`` gets the result of a caller that was cancelled or whose deadline has
+        passed, if it arrives within the usual time.
         """
         if self._stopped is not None:
             raise self._stopped

@@ -252,7 +252,8 @@ class HandwrittenVerbs(GeneratedVerbs):
 
     async def run_schedule(self, name: str, *, timeout: Duration | None = None) -> int:
         """Create one task of the schedule now, besides the planned ones. Return its id. Raise
-        NotFound, and ConnectionLost if it may have been created: the request is not repeated."""
+        NotFound, and ConnectionLost or OutcomeUnknown if it may have been created: the request is
+        not repeated."""
         answer = await self._ask("run_schedule", {"name": name}, timeout)
         return read(lambda raw: int(raw[1][0]), answer)
 
