@@ -14,6 +14,7 @@ from support.waiting import soon
 from tickwheel import Client, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.verbs import VERBS
+from tickwheel.client.wire import WireClient
 from tickwheel.errors import BadRequest
 from tickwheel.protocol import encode
 
@@ -214,8 +215,21 @@ NOT_TWICE: dict[str, tuple[T, Ask]] = {
     "delete_group": (T.GROUP_DELETE, lambda c: c.delete_group("t", "g")),
     "run_schedule": (T.SCHEDULE, lambda c: c.run_schedule("s")),
     "backfill_schedule": (T.SCHEDULE, lambda c: c.backfill_schedule("s", MOMENT, MOMENT)),
+    "a shift": (T.RESCHEDULE, lambda c: c.reschedule(5, shift=3600)),
+    "a shift by key": (T.RESCHEDULE, lambda c: c.reschedule(topic="t", key="k", shift=-3600)),
+    "a spread from the due time": (T.SPREAD, lambda c: c.spread(5, within=60)),
+    "dead_requeue": (T.DEAD_REQUEUE, lambda c: c.dead_requeue([(5, "g")])),
+    "dead_delete": (T.DEAD_DELETE, lambda c: c.dead_delete([(5, "g")])),
+    "skip_key": (T.SKIP_KEY, lambda c: c.skip_key("t", "g", key="k")),
+    "release_key": (T.RELEASE_KEY, lambda c: c.release_key("t", "g", key="k")),
+    "remove_target": (T.TARGET_REMOVE, lambda c: c.remove_target("t", "g")),
 }
 """Requests whose second execution would change more, or have another answer."""
+TWICE: dict[str, tuple[T, Ask]] = {
+    "a delay": (T.RESCHEDULE, lambda c: c.reschedule(5, delay=3600)),
+    "a due time": (T.RESCHEDULE, lambda c: c.reschedule(5, at=MOMENT)),
+    "a spread over one window": (T.SPREAD, lambda c: c.spread(5, start=MOMENT, within=60)),
+}
 
 
 @pytest.mark.parametrize("name", NOT_TWICE)
@@ -231,6 +245,34 @@ async def test_a_request_that_may_have_been_executed_is_not_repeated(
     else:
         peer.error(frame, error.code)
     with pytest.raises(error):
+        await soon(asking)
+
+
+@pytest.mark.parametrize("name", TWICE)
+async def test_a_move_to_the_same_time_is_repeated(
+    daemon: FakeDaemon, client: Client, peer: Peer, name: str
+) -> None:
+    kind, ask = TWICE[name]
+    asking = asyncio.ensure_future(ask(client))
+    frame = await peer.next(kind)
+    peer.close()
+    again = await (peer := await daemon.peer()).next(kind)
+    assert again[2:] == frame[2:]
+    peer.ok(again, [(5, "scheduled", NOW_MS)])
+    assert (await soon(asking)).status == "scheduled"
+
+
+async def test_a_repeated_bulk_operation_of_another_has_the_same_id(daemon: FakeDaemon) -> None:
+    verb, values = VERBS["make_bulk"], {"topic": "t", "kind": "reschedule", "shift_ms": 5}
+    async with WireClient(daemon.url) as client:
+        peer = await daemon.peer()
+        request = verb.request_type.checked(values, client.limits)
+        asking = asyncio.ensure_future(client.execute(verb, request))
+        frame = await peer.next(T.BULK_MAKE)
+        peer.close()
+        again = await (peer := await daemon.peer()).next(T.BULK_MAKE)
+        assert again[2:] == frame[2:] and frame[-1]["id"]
+        peer.ok(again, {})
         await soon(asking)
 
 

@@ -575,7 +575,7 @@ VERBS: Final = (
         ' failures. The outcome is "released" or "not_held". Raise NotFound if there is no such'
         " group.",
         FrameType.RELEASE_KEY, path=f"POST {_GROUP}/held-keys/release", tag=_ORDER,
-        errors=("not_found",), audit=Audit.ALWAYS, changes=True,
+        errors=("not_found",), audit=Audit.ALWAYS, changes=True, repeat=False,
         methods=(Method("release_key", word="ReleaseKeyWord"),),
         command="groups release-key TOPIC GROUP TASK_ID",
         routing=Routing.IDS,
@@ -587,7 +587,7 @@ VERBS: Final = (
         ' delivered. The outcome is "skipped" or "not_held". Raise NotFound if there is no such'
         " group.",
         FrameType.SKIP_KEY, path=f"POST {_GROUP}/held-keys/skip", tag=_ORDER,
-        errors=("not_found",), audit=Audit.ALWAYS, changes=True,
+        errors=("not_found",), audit=Audit.ALWAYS, changes=True, repeat=False,
         methods=(Method("skip_key", word="SkipKeyWord"),),
         command="groups skip-key TOPIC GROUP TASK_ID",
         routing=Routing.IDS,

@@ -245,6 +245,12 @@ class Request(Shape):
         return cls.checked(values, limits)
 
     @classmethod
+    def is_repeatable(cls, frame: tuple[Any, ...]) -> bool:
+        """Return whether executing these elements of a frame twice leaves the state that executing
+        them once leaves."""
+        return True
+
+    @classmethod
     def of_keywords(cls, keywords: Mapping[str, Any]) -> dict[str, Any]:
         """Convert keyword arguments of the Python client to the wire format, by field name. None is
         left out if the field allows None, unless ``none_is_sent``. Raise BadRequest."""

@@ -406,7 +406,7 @@ VERBS: Final = (
         "Remove the target of a group with its secrets. The group keeps its tasks and accepts"
         " subscribers again. Raise NotFound if there is no target.",
         FrameType.TARGET_REMOVE, path=f"DELETE {_GROUP}/target", tag=_TAG, errors=("not_found",),
-        audit=Audit.ALWAYS, changes=True, methods=(Method("remove_target"),),
+        audit=Audit.ALWAYS, changes=True, repeat=False, methods=(Method("remove_target"),),
         command="push remove TOPIC GROUP",
         routing=Routing.TURN,
     ),

@@ -411,9 +411,17 @@ class AnyMoveFields(RequeueFields, SpreadFields, MoveFields):
 class Move(MoveFields, Selection):
     """The request names tasks and their new due time."""
 
+    @classmethod
+    def is_repeatable(cls, frame: tuple[Any, ...]) -> bool:
+        return frame[-1].get("shift_ms") is None  # a shift counts from the present due time
+
 
 class Spread(SpreadFields, Selection):
     """The request names tasks and the window over which to spread them."""
+
+    @classmethod
+    def is_repeatable(cls, frame: tuple[Any, ...]) -> bool:
+        return frame[-1].get("start_ms") is not None  # else the present due time is the start
 
 
 class TasksPage(Request):
@@ -769,10 +777,10 @@ LETTER_VERBS: Final = (
     Verb("requeue_dead", Requeue, list[str], _OPERATE, "Requeue dead letters",
          'Deliver dead letters again and reset their failures. Return for each "requeued",'
          ' "unknown", or "ttl_over" if its time to live has passed and ``ttl`` is not given.',
-         FrameType.DEAD_REQUEUE, audit=Audit.ALWAYS, changes=True, bulk="requeue",
+         FrameType.DEAD_REQUEUE, audit=Audit.ALWAYS, changes=True, repeat=False, bulk="requeue",
          methods=(Method("dead_requeue", word="RequeueWord"),), routing=Routing.IDS),
     Verb("delete_dead", Letters, list[str], _OPERATE, "Delete dead letters",
          'Delete dead letters permanently. Return "deleted" or "unknown" for each.',
-         FrameType.DEAD_DELETE, audit=Audit.ALWAYS, changes=True, bulk="delete",
+         FrameType.DEAD_DELETE, audit=Audit.ALWAYS, changes=True, repeat=False, bulk="delete",
          methods=(Method("dead_delete", word="DeleteWord"),), routing=Routing.IDS),
 )  # fmt: skip

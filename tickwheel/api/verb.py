@@ -154,7 +154,8 @@ class Verb:
     public: bool = False
     """Whether the verb needs no login over HTTP, because its request contains a proof."""
     repeat: bool = True
-    """Whether a client sends the request again although it may have been executed."""
+    """Whether a client sends the request again although it may have been executed, if its fields
+    allow it (``Request.is_repeatable``)."""
     prompt: bool = True
     """Whether a missing answer means that the connection is dead."""
     extra_s: float = 0.0

@@ -294,12 +294,13 @@ class Link:
     async def call(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
         """Return the raw answer to a verb's frame; the link must be open."""
         assert verb.frame is not None, verb.name
+        repeat = verb.repeat and verb.request_type.is_repeatable(fields)
         if verb.word:
             first, *rest = fields
             fields = (first, verb.word, *(rest or [None] * _has_options(verb.frame)))
         return await self.calls.call(
             verb.frame, *fields, extra_s=verb.extra_s, until_s=until_s, prompt=verb.prompt,
-            repeat=verb.repeat,
+            repeat=repeat,
         )  # fmt: skip
 
     async def pages(
