@@ -87,8 +87,8 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.callers import OnEvent, Principal
 
 CLIENTS_MAX: Final = 256
-"""Maximum clients in use, one for each token. A client is in use while it has a request in progress
-or a lease from a pull. Clients of streams are not counted."""
+"""Maximum clients with a request in progress, one for each token. Clients of streams are not
+counted."""
 IDLE_MAX: Final = 64
 """Maximum idle clients that stay open."""
 STREAM_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -124,20 +124,8 @@ class GatewayClient(WireClient):
         super().__init__(url, token=token, name=NAME, tls=tls)
         self.requests = 0
         """Requests in progress."""
-        self.leased_until_s = 0.0
-        """End, on the loop's clock, of the last lease of a pull. Closing the client would end its
-        leases."""
         self.idle_since_s = 0.0
         """Time, on the loop's clock, of the last request."""
-
-    def keep_for(self, lease_s: float) -> None:
-        """Keep the client open for at least ``lease_s``."""
-        self.leased_until_s = max(self.leased_until_s, _now_s() + lease_s)
-
-    @property
-    def is_in_use(self) -> bool:
-        """Whether a request is in progress or a lease is running."""
-        return self.requests > 0 or self.leased_until_s > _now_s()
 
     def checked_size(self, tasks: tuple[Any, ...]) -> int:
         """Return the maximum bytes that the tasks take in a frame. Raise BadRequest, DueTooFar or
@@ -233,8 +221,8 @@ class AllShardsExchange(Exchange):
         topic = checks.name(request.topic, "topic")
         group = checks.group_name(request.group)
         options = {key: value for key, value in request.options.items() if value is not None}
-        lease_ms = self._lease_ms(options)
-        lease_s = self.settings.lease_default_s if lease_ms is None else lease_ms / 1000
+        self._lease_ms(options)
+        options["untied"] = True  # the consumer may live longer than this process
 
         async def take(client: GatewayClient) -> bytes:
             new_groups: list[MadeGroup] = []
@@ -245,9 +233,6 @@ class AllShardsExchange(Exchange):
                 )
             finally:
                 self._pulls -= 1
-            if deliveries:
-                # The leases of a pull end with the connection of its client.
-                client.keep_for(lease_s)
             new_group = MadeGroup.joined(new_groups)
             return render(
                 [
@@ -271,13 +256,8 @@ class AllShardsExchange(Exchange):
         def fields_of(indexes: Sequence[int]) -> tuple[Any, ...]:
             return settle_fields(verb, [receipts[index] for index in indexes], arguments)
 
-        async def settle(client: GatewayClient) -> list[str | None]:
-            outcomes = await client.settle(verb, [it.id for it in receipts], fields_of)
-            if verb == "extend":
-                client.keep_for(arguments[-1] / 1000)
-            return outcomes
-
-        return self._ask(settle)
+        ids = [receipt.id for receipt in receipts]
+        return self._ask(lambda client: client.settle(verb, ids, fields_of))
 
     # --- streams ---------------------------------------------------------------------------------
 
@@ -538,13 +518,13 @@ class Gateway:
 
     def _close_excess_idle(self) -> None:
         """If too many clients are idle, close the one that has been idle longest. Raise Overloaded
-        if too many are in use: closing one would end its leases and redeliver its tasks."""
-        idle = [principal for principal, client in self._clients.items() if not client.is_in_use]
+        if too many are in use."""
+        idle = [principal for principal, client in self._clients.items() if not client.requests]
         in_use = len(self._clients) - len(idle)
         if in_use >= CLIENTS_MAX:
             raise Overloaded(
-                f"{in_use} tokens have requests in progress or leased tasks; the limit is"
-                f" {CLIENTS_MAX} (CLIENTS_MAX)"
+                f"{in_use} tokens have requests in progress; the limit is {CLIENTS_MAX}"
+                " (CLIENTS_MAX)"
             )
         if len(idle) >= IDLE_MAX:
             self._close(min(idle, key=lambda principal: self._clients[principal].idle_since_s))
@@ -563,7 +543,7 @@ class Gateway:
             await asyncio.sleep(CHECK_S)
             now_s = _now_s()
             for principal, client in list(self._clients.items()):
-                if not client.is_in_use and client.idle_since_s + IDLE_S <= now_s:
+                if not client.requests and client.idle_since_s + IDLE_S <= now_s:
                     self._close(principal)
 
     def _trust(self) -> ssl.SSLContext | None:

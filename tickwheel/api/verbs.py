@@ -58,7 +58,7 @@ BY_HAND: Final = (
     Verb("pull", None, tuple, _CONSUME, "Receive deliveries once, with an optional wait",
          frame=FrameType.PULL, changes=True,
          fields="topic: str, group: str?, max: int, wait_ms: int, options: map {`lease_ms`: int,"
-                " `tell`: bool, *group options*}",
+                " `tell`: bool, `untied`: bool, *group options*}",
          result="[epoch: int, delivered_ms: int, array of delivery], and with `tell` `new_group` of"
                 " SUBSCRIBE, or nil", routing=Routing.EACH),
     Verb("ack", None, tuple, _CONSUME, "Finish deliveries", frame=FrameType.ACK, changes=True,

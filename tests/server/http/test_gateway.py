@@ -933,17 +933,18 @@ async def test_idle_clients_are_closed(guarded: Guarded, monkeypatch: pytest.Mon
     monkeypatch.setattr(gateways, "IDLE_S", 0.0)
     monkeypatch.setattr(gateways, "CHECK_S", 0.01)
     hall = guarded.hall
-    all_of = {"authorization": bearer(guarded.all)}
-    await hall.call("PUT", "/v1/topics/t/groups/g", {}, **all_of)
-    await hall.post("/v1/tasks", {"topic": "t"}, **all_of)
     await hall.get("/v1/stats", authorization=bearer(guarded.reader))
-    taken = await hall.post("/v1/topics/t/pull", {"group": "g"}, **all_of)
-    assert len(taken["deliveries"]) == 1
+    waiting = hall.begin(
+        "POST", "/v1/topics/a/pull", {"wait_ms": 30_000}, authorization=bearer(guarded.all)
+    )
+    await hall.shards.settle()
     hall.gateway._idle_closer.cancel()  # type: ignore[union-attr]  # one with the new pause
     hall.gateway.start()
     await comes(lambda: len(hall.gateway._clients) == 1)
     [left] = hall.gateway._clients
-    assert "all" in left.name, "the lease of its pull lasts"
+    assert "all" in left.name, "its request is in progress"
+    waiting.leave()
+    await comes(lambda: not hall.gateway._clients)
 
 
 async def test_kept_clients_are_limited(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -982,23 +983,29 @@ async def test_a_refusal_of_a_shard_is_passed_on_at_once(monkeypatch: pytest.Mon
     await hall.stop()
 
 
-async def test_a_client_with_leases_is_never_evicted(
-    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_orderly", [True, False])
+async def test_a_pulled_lease_outlives_the_connections_of_the_gateway(
+    hall: Hall, *, is_orderly: bool
 ) -> None:
-    monkeypatch.setattr(gateways, "IDLE_MAX", 1)
-    hall, all_of = guarded.hall, {"authorization": bearer(guarded.all)}
-    await hall.call("PUT", "/v1/topics/t/groups/g", {}, **all_of)
-    await hall.post("/v1/tasks", {"topic": "t"}, **all_of)
+    """The consumer may live on, and settle its task at the next process of this API."""
+    await hall.call("PUT", "/v1/topics/t/groups/g", {})
+    await hall.post("/v1/tasks", {"topic": "t"})
     pulled = {"group": "g", "lease_ms": 600_000}
-    assert len((await hall.post("/v1/topics/t/pull", pulled, **all_of))["deliveries"]) == 1
-    [leased] = hall.gateway._clients.values()
-    for _ in range(3):
-        await hall.get("/v1/stats", authorization=bearer(guarded.reader))
-    assert leased in hall.gateway._clients.values() and leased.connected
-    monkeypatch.setattr(gateways, "CLIENTS_MAX", 1)
-    hall.gateway._close(next(who for who in hall.gateway._clients if "all" not in who.name))
-    full = await hall.refused("GET", "/v1/stats", authorization=bearer(guarded.reader))
-    assert (full.status, full.json["code"]) == (429, "overloaded")
+    [taken] = (await hall.post("/v1/topics/t/pull", pulled))["deliveries"]
+    if is_orderly:
+        for principal in list(hall.gateway._clients):
+            hall.gateway._close(principal)
+        await soon(asyncio.gather(*hall.gateway._closing))
+    else:
+        for shard in range(COUNT):
+            hall.shards.lose(shard)
+        hall.shards.away.clear()
+    for _ in range(2):
+        hall.shards.pass_time(60_000)
+        await hall.shards.settle()
+    state = (await hall.get(f"/v1/tasks/{taken['id']}"))["groups"]["g"]
+    assert (state["state"], state["attempt"], state["deaths"]) == ("in_flight", 1, 0)
+    assert (await hall.post("/v1/acks", {"receipts": [taken["receipt"]]}))["results"] == ["acked"]
 
 
 async def test_an_unread_stream_uses_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,7 +200,8 @@ class Consuming:
     ) -> None:
         """Deliver up to ``count`` tasks to ``sink`` once, as soon as a task is ready. If there is
         no delivery within ``wait_ms``, the answer is ``(epoch, now_ms, ())``. ``options`` are
-        ``lease_ms`` and the settings of ``RequestedSettings``. ``tell``, if set, is called first,
+        ``lease_ms``, the settings of ``RequestedSettings``, and ``untied``: whether the leases
+        outlive the caller, because it pulls for somebody else. ``tell``, if set, is called first,
         with the description of the group if the pull has created it, otherwise with None; the
         answer then ends with the same value. Raise BadRequest, Conflict, LimitExceeded, Overloaded,
         Refused, Draining."""
@@ -218,7 +219,8 @@ class Consuming:
             existing = None
         source, created = (existing, None) if existing else self._group(topic, group, wanted, now)
         wanted.check(source, self._core.policies)
-        pull = _Pull(self._parts, caller, request, source, count, lease, sink)
+        is_tied = not options.get("untied", False)
+        pull = _Pull(self._parts, caller, request, source, count, lease, sink, is_tied=is_tied)
         if tell is not None:
             tell(created)
             pull.answer_end = (created,)
@@ -401,7 +403,10 @@ class _Pull:
         count: int,
         lease_ms: int,
         sink: DeliverySink,
+        *,
+        is_tied: bool,
     ) -> None:
+        """``is_tied``: whether the consumer is gone when the caller is."""
         self._parts = parts
         self._caller = caller
         self._request = request
@@ -410,9 +415,11 @@ class _Pull:
         self._extensions_left = 1
         self.answer_end: tuple[dict[str, Any] | None, ...] = ()
         """Additional elements of an answer without deliveries."""
+        self._is_tied = is_tied
         self.check = sink.check
         self.subscriber = Subscriber(self, group, count, lease_ms, once=True, label=caller.label)
-        self.subscriber.presence = caller.presence
+        if is_tied:
+            self.subscriber.presence = caller.presence
         # Count the pull as waiting from now on.
         caller.pulls[self.subscriber] = None
 
@@ -428,7 +435,8 @@ class _Pull:
 
     def deliver(self, epoch: int, now_ms: int, items: Sequence[Item]) -> None:
         self._leave()
-        self._caller.remember(self.subscriber)
+        if self._is_tied:
+            self._caller.remember(self.subscriber)
         self._sink.deliver(epoch, now_ms, items)
 
     def _timed_out(self) -> None:

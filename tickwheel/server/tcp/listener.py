@@ -260,7 +260,7 @@ class SettlementFrames:
 
 _DELIVER, _OK, _ENDED = int(FrameType.DELIVER), int(FrameType.OK), int(FrameType.ENDED)
 _OPTIONS = ("lease_ms", "retry", "ack", "broadcast", *OF_GROUPS)
-_PULL_OPTIONS = ("lease_ms", "tell", *OF_GROUPS)
+_PULL_OPTIONS = ("lease_ms", "tell", "untied", *OF_GROUPS)
 
 
 class ConsumerFrames:
@@ -299,6 +299,7 @@ class ConsumerFrames:
         shared.request_number(request)
         checked = checks.options(options, _PULL_OPTIONS)
         sink, tells = PullSink(peer, request), shared.flag(checked.pop("tell", False), "tell")
+        shared.flag(checked.get("untied", False), "untied")
         self._verbs.pull(
             peer.caller, request, topic, group, count, wait_ms, checked, sink, now,
             sink.note_group if tells else None,
