@@ -326,6 +326,22 @@ async def test_a_schedule_stays_in_one_shard(client: Client) -> None:
     assert shards_of([await client.lookup(await client.run_schedule("s"))]) == [1]
 
 
+@pytest.mark.parametrize("away", range(COUNT))
+async def test_a_schedule_needs_only_its_home_and_the_shard_of_its_tasks(
+    shards: Shards, away: int
+) -> None:
+    home, of_tasks = (shard for shard in range(COUNT) if shard != away)
+    client, name = impatient(shards, home), key_in(home, COUNT, "s")
+    shards.away.add(away)
+    for outcome in ("created", "unchanged"):
+        put = client.put_schedule(name, topic="t", every=HOUR, key=key_in(of_tasks, COUNT))
+        assert (await soon(put)).outcome == outcome
+    with pytest.raises(errors.Conflict, match="delete it first"):
+        await soon(client.put_schedule(name, topic="t", every=HOUR, key=key_in(home, COUNT)))
+    await soon(client.delete_schedule(name))
+    shards.away.clear()
+
+
 # --- consuming -----------------------------------------------------------------------------------
 
 

@@ -616,7 +616,8 @@ class Shards:
         self, verb: Verb, fields: tuple[Any, ...], until_s: float | None
     ) -> Any:
         """Store a schedule in the shard of its tasks, or else in the home of its name. Raise
-        Conflict if another shard has a schedule of that name."""
+        Conflict if another shard has a schedule of that name. The home knows of it, unless it was
+        restored from an older backup; so the other shards are asked, but need not answer."""
         name, options = fields[0], fields[-1]
         basis = checked_basis(options.get(NewSchedule.field("task").name) or {})
         home = self.of_basis(name if basis is None else basis)
@@ -629,10 +630,10 @@ class Shards:
         show = VERBS["show_schedule"]
         show_fields = show.request_type.to_frame({"name": name, "next": 0})
         rest = [link for link in self.links if link is not home]
-        calls = (self._ask(link, show, show_fields, until_s) for link in rest)
+        calls = (self._ask_soon(link, show, show_fields, until_s) for link in rest)
         ends = await asyncio.gather(*calls, return_exceptions=True)
-        raise_first([end for end in ends if not isinstance(end, NotFound)])
-        if not all(isinstance(end, NotFound) for end in ends):
+        raise_first([end for end in ends if not isinstance(end, (NotFound, *AWAY))])
+        if not all(isinstance(end, BaseException) for end in ends):
             raise Conflict(
                 f"schedule {name} exists in another shard, which its current key selects; delete it"
                 " before you change the key"
