@@ -395,3 +395,27 @@ async def test_a_transaction_with_an_unanswered_enqueue_is_rolled_back(
     await soon(enqueueing)
     with pytest.raises(errors.TransactionRolledBack):
         await transaction.enqueue("t", b"y")
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+async def test_a_rollback_includes_a_half_task_that_is_sent_again(
+    client: Client, peer: Peer, *, is_stored: bool
+) -> None:
+    transaction = client.transaction("p")
+    enqueueing = asyncio.ensure_future(transaction.enqueue("t", b"x"))
+    peer.error(await peer.next(T.PREPARE), "refused")
+    ending = asyncio.ensure_future(transaction.rollback())
+    peer.error(await peer.next(T.ROLLBACK), "unknown_transaction")
+    prepare = await peer.next(T.PREPARE)
+    if is_stored:
+        peer.ok(prepare, (NOW_MS,))
+        peer.ok(await peer.next(T.ROLLBACK))
+        await soon(enqueueing)
+    else:
+        peer.error(prepare, "backlog_full")
+        peer.error(await peer.next(T.PREPARE), "bad_request")
+        with pytest.raises(errors.BadRequest):
+            await soon(enqueueing)
+    await soon(ending)
+    with pytest.raises(errors.TransactionRolledBack):
+        await transaction.enqueue("t", b"y")

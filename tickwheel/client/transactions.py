@@ -6,6 +6,7 @@ committed, because it is not known what would be committed.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterable
 from contextlib import suppress
@@ -24,6 +25,7 @@ from tickwheel.errors import (
     TickwheelError,
     TransactionCommitted,
     TransactionRolledBack,
+    UnknownTransaction,
     shown,
 )
 from tickwheel.model.policies import ADD
@@ -62,8 +64,8 @@ class Transaction:
         """Part → its tasks, and when the daemon stored them."""
         self._doubt: BaseException | None = None
         """The error after which it is unknown whether a half task was stored."""
-        self._storing = 0
-        """Requests under way that store half tasks."""
+        self._storing: set[asyncio.Future[None]] = set()
+        """Each completes at the end of a request under way that stores half tasks."""
         self._outcome = ""
         self._link_and_claim: tuple[Link, int] | None = None
         """With several shards: the link to the shard of its tasks, once chosen, and the number of
@@ -113,7 +115,7 @@ class Transaction:
             options = {**(options or {}), "claim": self._link_and_claim[1]}
         fields = (self.id, self.group, part, wires, options)
         self._check_open()  # another task may have ended it
-        self._storing += 1
+        self._storing.add(ended := asyncio.get_running_loop().create_future())
         try:
             answer = await self._call(FrameType.PREPARE, *fields, until_s=until_s)
         except BaseException as error:
@@ -121,7 +123,8 @@ class Transaction:
                 self._doubt = error
             raise
         finally:
-            self._storing -= 1
+            self._storing.discard(ended)
+            ended.set_result(None)
         self._prepared[part] = (wires, read(lambda raw: int(raw[0]), answer))
 
     # --- the end --------------------------------------------------------------------------------
@@ -157,10 +160,22 @@ class Transaction:
         if self._outcome == "committed":
             raise TransactionCommitted(f"transaction {self.id} was committed")
         until_s = self._client._until(timeout)
-        may_exist = self._prepared or self._storing or self._doubt is not None
-        if self._outcome != "rolled back" and may_exist:
-            await self._call(FrameType.ROLLBACK, self.id, until_s=until_s)
+        while self._outcome != "rolled back" and self._may_exist:
+            storing = list(self._storing)
+            try:
+                await self._call(FrameType.ROLLBACK, self.id, until_s=until_s)
+                break
+            except UnknownTransaction:
+                if not storing:
+                    raise
+            # The first half task was refused for the moment, and its request will be repeated.
+            left_s = None if until_s is None else until_s - asyncio.get_running_loop().time()
+            await asyncio.wait(storing, timeout=left_s)
         self._end("rolled back")
+
+    @property
+    def _may_exist(self) -> bool:
+        return bool(self._prepared or self._storing) or self._doubt is not None
 
     async def _call(self, kind: FrameType, *fields: Any, until_s: float | None) -> Any:
         self._client._ready()
