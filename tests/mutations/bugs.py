@@ -689,7 +689,7 @@ ALLOWED = (
     Bug(
         "a-cookie-counts-alone",
         "a page on another port of the host acts as whoever is logged in",
-        {"Api.principal_of": (instead("CONSOLE_HEADER in headers", "True"),)},
+        {"_session_text": (instead("CONSOLE_HEADER in headers", "True"),)},
         ("tests/server/http/test_sessions.py::test_a_cookie_needs_the_console_header[/v1/stats]",),
     ),
     Bug(

@@ -20,6 +20,7 @@ from tickwheel.server.access.logins import (
     Sessions,
     cookie_name,
 )
+from tickwheel.server.http import api as apis
 from tickwheel.server.shard.callers import Principal
 
 HOST = "127.0.0.1:7356"
@@ -139,6 +140,29 @@ async def test_a_session_ends_at_its_expiry_and_with_its_token(rig: AccessRig) -
     assert await status(rig, "/v1/stats", second) == 200
     rig.sources.now_ms += SESSION_S * 1000
     assert await status(rig, "/v1/stats", second) == 401
+
+
+@pytest.mark.parametrize("target", ["/v1/overview/stream", "/v1/topics/t/deliveries"])
+@pytest.mark.parametrize("is_logout", [True, False])
+async def test_a_stream_ends_with_its_session(
+    rig: AccessRig, monkeypatch: pytest.MonkeyPatch, target: str, *, is_logout: bool
+) -> None:
+    monkeypatch.setattr(apis, "SESSION_CHECK_S", 0.001)
+    token = await rig.token("all")
+    headers = await log_in(rig, token)
+    other = rig.begin("GET", target, authorization=f"Bearer {token}", **headers)
+    stream = rig.begin("GET", target, **headers)
+    for request in (other, stream):
+        await request.until(lambda response: response.body)
+    if is_logout:
+        await rig.call("DELETE", "/v1/session", **headers)
+    else:
+        rig.sources.now_ms += SESSION_S * 1000
+    ended = await stream.until(lambda response: response.whole)
+    assert b"event: end" in ended.body and apis.SESSION_OVER.encode() in ended.body
+    assert not other.task.done(), "it was not asked in the session"
+    other.leave()
+    await other.done()
 
 
 async def test_a_link_logs_in_once(rig: AccessRig) -> None:

@@ -69,6 +69,9 @@ _BEARER = b"bearer "
 _LOGIN = ("POST", SESSIONS_PATH)
 _LOGIN_PATHS = (SESSIONS_PATH, LINKS_PATH)
 """Paths that refuse sessions, because a session must not begin another, which would outlive it."""
+SESSION_CHECK_S = 1.0
+"""Seconds between two checks whether the sessions of requests in progress have ended."""
+SESSION_OVER = "the session has ended: log in again"
 _OWN_SITE = (b"same-origin", b"none")
 """Values of Sec-Fetch-Site for a page of this daemon and for an address that the user typed."""
 
@@ -92,7 +95,9 @@ class Api:
         self._begin: Callable[[Principal, str], Exchange] | None = None
         """Creates the exchange of a request; None if the daemon is not active."""
         self._draining = False
-        self._exchanges: set[Exchange] = set()
+        self._exchanges: dict[Exchange, str | None] = {}
+        """Each request in progress, with the text of its cookie if it belongs to a session."""
+        self._session_check: asyncio.TimerHandle | None = None
         self._turns = Turns(AT_A_TIME)
         self._room = Room(settings.http_bodies_bytes_max)
         self._body_limits = settings.http_body_bytes, settings.http_body_timeout_s
@@ -153,6 +158,22 @@ class Api:
         """Principals with requests in progress."""
         return [exchange.caller.principal for exchange in self._exchanges]
 
+    def _check_sessions(self) -> None:
+        """End the requests of sessions that have ended, until no request belongs to a session."""
+        self._session_check, texts, find = None, self._exchanges, self._sessions.find
+
+        def is_over(exchange: Exchange) -> bool:
+            return texts[exchange] is not None and find(texts[exchange]) is None
+
+        self._end_all(Unauthorized(SESSION_OVER), is_over)
+        if any(texts.values()):
+            self._check_sessions_later()
+
+    def _check_sessions_later(self) -> None:
+        if self._session_check is None:
+            loop = asyncio.get_running_loop()
+            self._session_check = loop.call_later(SESSION_CHECK_S, self._check_sessions)
+
     def _end_all(
         self, error: TickwheelError, selects: Callable[[Exchange], bool] = lambda exchange: True
     ) -> None:
@@ -206,7 +227,10 @@ class Api:
         except TickwheelError as error:
             await self._refuse(client, error)
             return
-        self._exchanges.add(exchange)
+        cookie_text = _session_text(route, headers)
+        self._exchanges[exchange] = cookie_text if self._sessions.find(cookie_text) else None
+        if cookie_text is not None:
+            self._check_sessions_later()
         body: Body | None = None
         try:
             self._logins.quotas.enter(exchange.caller)
@@ -232,7 +256,7 @@ class Api:
             exchange.close()
             raise
         finally:
-            self._exchanges.discard(exchange)
+            self._exchanges.pop(exchange, None)
             self._logins.quotas.leave(exchange.caller)
             client.stop()
             if body is not None:
@@ -261,11 +285,9 @@ class Api:
                 _check_origin(headers)  # before it redeems the link, which works only once
                 return self._sessions.redeem(token)
             return self._logins.authenticate(token, peer, address)
-        can_have_session = route.page or CONSOLE_HEADER in headers
-        if can_have_session and route.path not in _LOGIN_PATHS:
-            session = self._sessions.find(cookie_of(headers))
-            if session is not None:
-                return session.principal
+        session = self._sessions.find(_session_text(route, headers))
+        if session is not None:
+            return session.principal
         if route.public and self._sessions.are_needed and not peer:
             return NOBODY
         try:
@@ -308,6 +330,15 @@ class Api:
         if status in (401, 408, 503) or error.closes_connection:
             headers.append((b"connection", b"close"))
         await client.answer(status, headers, body)
+
+
+def _session_text(route: Route, headers: dict[bytes, bytes]) -> str | None:
+    """Return the text of the cookie with which a request without a token is authenticated, or
+    None."""
+    if not (route.page or CONSOLE_HEADER in headers) or route.path in _LOGIN_PATHS:
+        return None
+    has_token = headers.get(b"authorization", b"")[: len(_BEARER)].lower() == _BEARER
+    return None if has_token else cookie_of(headers)
 
 
 def _check_origin(headers: dict[bytes, bytes]) -> None:
