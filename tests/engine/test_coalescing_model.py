@@ -15,6 +15,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from support.engine_recount import recount
 from support.engine_rig import Got, Rig
+from tickwheel.engine import state as engine_state
 from tickwheel.engine.engine import Engine
 from tickwheel.engine.enqueue import Answer, Request
 from tickwheel.engine.state import Batch
@@ -49,11 +51,31 @@ class CollidingHash(KeyHash):
         return [1 + (key == "m") for key in keys]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def every_tick_is_noted() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_state, "NOTE_GAP_MS", 0)
+        yield
+
+
 class KeyedRig(Rig):
     def new_engine(self) -> Engine:
+        self.seen_ms: dict[int, int] = {}
+        """Id → the earliest time at which a tick of this start has seen the task."""
         engine = super().new_engine()
         engine.core.keys.hash = CollidingHash(b"")
         return engine
+
+    def fire(self) -> None:
+        batches = (self.core.open, self.core.sealed, self.core.landing)
+        staged = [batch.effects.enqueued for batch in batches if batch is not None]
+        for task_id in chain(self.rows.tasks, *staged):
+            self.seen_ms[task_id] = self.assigned_ms(task_id)
+        super().fire()
+
+    def assigned_ms(self, task_id: int) -> int:
+        """A task is as old as its id says, but not from the future."""
+        return min(self.seen_ms.get(task_id, id_time_ms(task_id)), self.now_ms)
 
 
 @dataclass
@@ -164,7 +186,8 @@ class CoalescingMachine(RuleBasedStateMachine):
             options = known.row.options
             if known.row.topic != topic or options is None or options.key != key:
                 continue
-            if by.window_ms is not None and now_ms - id_time_ms(task_id) >= by.window_ms:
+            age_ms = now_ms - self.rig.assigned_ms(task_id)
+            if by.window_ms is not None and age_ms >= by.window_ms:
                 continue
             yield known
 
@@ -309,7 +332,7 @@ class CoalescingMachine(RuleBasedStateMachine):
                     states[task_id] = task[2], chosen_ms(former_ms, task[1], by, now_ms, now_ms)
                     continue
                 texts.append((n, hit))
-                first_ms = now_ms if hit in own.values() else id_time_ms(hit)
+                first_ms = now_ms if hit in own.values() else self.rig.assigned_ms(hit)
                 next_ms[hit] = chosen_ms(former_ms, task[1], by, first_ms, now_ms)
                 states[hit] = body if by.replaces == "due" else task[2], next_ms[hit]
         for n, task_id in texts:
@@ -352,7 +375,8 @@ class CoalescingMachine(RuleBasedStateMachine):
     def staged_within(self, task_id: int | None, by: Coalescing) -> int | None:
         if task_id is None or by.window_ms is None:
             return task_id
-        return task_id if self.rig.now_ms - id_time_ms(task_id) < by.window_ms else None
+        age_ms = self.rig.now_ms - self.rig.assigned_ms(task_id)
+        return task_id if age_ms < by.window_ms else None
 
     def log_request(self, accepted: bool) -> None:
         """That its answer is remembered is part of the batch."""

@@ -267,7 +267,7 @@ class IdSource:
         """Return when an id was assigned. If the clock was set back since or was then behind the
         id, this is the time of the next note, within ``NOTE_GAP_MS``."""
         at = bisect_left(self._noted_ids, task_id)
-        return min(id_time_ms(task_id), self._noted_ms[at] if at < len(self._noted_ms) else now_ms)
+        return min(id_time_ms(task_id), now_ms, *self._noted_ms[at : at + 1])
 
 
 class Outcomes:
