@@ -231,7 +231,7 @@ class CoalescingMachine(RuleBasedStateMachine):
             tasks.append((topic, now_ms + delay_ms, b"%d" % self.tokens, TaskOptions(key)))
         asked = [by for *_, by in frame]
         for _ in range(TRIES_MAX):
-            wanted = rig.engine.coalescer.needed_records(tasks, asked, now_ms)
+            wanted = rig.engine.coalescer.needed_records(tasks, asked, now_ms, 1_000)
             session = rig.session(SESSION)
             request = Request(None, session, self.request, tasks, asked)
             if not wanted.must_wait:
@@ -250,7 +250,8 @@ class CoalescingMachine(RuleBasedStateMachine):
                     if by is not None and by.action == "replace"
                 }
                 next_ms = {k.row.id: self.next_ms(k) for k in before.values() if k is not None}
-                answer = rig.engine.coalescer.decide(request, self.view(wanted.ids), now_ms)
+                view = self.view(wanted.ids)
+                answer = rig.engine.coalescer.decide(request, wanted, view, now_ms)
                 if answer is not None:
                     self.judge(tasks, asked, before, staged, next_ms, had, answer)
                     self.judge_rest(tasks, asked, rest, answer)

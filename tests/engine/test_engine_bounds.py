@@ -14,7 +14,7 @@ from support.engine_recount import recount
 from support.engine_rig import CONFIG, Rig
 from support.traces import TRACE
 from tickwheel.engine import firing
-from tickwheel.engine.firing import Broadcaster
+from tickwheel.engine.firing import Broadcaster, Broadcasts
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES, Dispatch, Item, Subscriber
 from tickwheel.model.policies import RetryPolicy
@@ -295,6 +295,30 @@ def test_the_slowest_broadcast_is_ended_at_the_byte_limit() -> None:
     assert "the limit is 10000 (broadcasts_bytes_max)" in message
     assert not slower.is_subscribed and slow.is_subscribed and fast.is_subscribed
     assert [got.subscriber for got in rig.tick()] == [fast]
+    recount(rig)
+
+
+def test_broadcasts_above_the_byte_limit_are_compared_once_for_a_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig(replace(CONFIG, broadcasts_bytes_max=10_000))
+    broadcasters = [Broadcaster(None, rig.core.topic("t"), 1) for _ in range(100)]
+    for item in broadcasters:
+        rig.engine.subscriptions.subscribe(item)
+        item.blocked = True
+    compared, cut_largest = list[int](), Broadcasts._cut_largest
+
+    def compare(broadcasts: Broadcasts) -> None:
+        compared.append(broadcasts.waiting_bytes)
+        cut_largest(broadcasts)
+
+    monkeypatch.setattr(Broadcasts, "_cut_largest", compare)
+    for is_shared in (True, False):
+        rig.enqueue("t", body=b"x" * 500)
+        rig.fire()
+        assert not rig.core.cut if is_shared else len(rig.core.cut) == 94
+    assert compared == [75_000, 150_000]
+    assert rig.engine.firing.broadcasts.waiting_bytes == 6 * 1_500
     recount(rig)
 
 

@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from support.engine_rig import NOW_MS, Rig
+from tickwheel.engine.enqueue import StagedKeys
 from tickwheel.engine.sessions import Session, Sessions
+from tickwheel.engine.state import Batch
 from tickwheel.model.records import ID_STEP, id_time_ms
 
 KEY = b"k" * 16
+
+
+class Visited(dict[int, int]):
+    """Counts the items that are visited, from either end."""
+
+    count = 0
+
+    def items(self) -> Any:
+        visited, plain = self, super().items()
+
+        class Items:
+            def __iter__(self) -> Iterator[tuple[int, int]]:
+                return map(visited.visit, plain)
+
+            def __reversed__(self) -> Iterator[tuple[int, int]]:
+                return map(visited.visit, reversed(plain))
+
+        return Items()
+
+    def visit(self, item: tuple[int, int]) -> tuple[int, int]:
+        self.count += 1
+        return item
+
+
+def test_staged_keys_are_indexed_once() -> None:
+    batch, staged, hashes = Batch(), StagedKeys(), Visited()
+    batch.effects.hashes = hashes
+    for task_id in range(100):
+        hashes[task_id] = task_id % 2
+        assert staged.find(batch, 0) == list(range(0, task_id + 1, 2))
+    hashes |= {100: 0, 101: 1, 102: 0}
+    assert staged.find(batch, 0) == list(range(0, 103, 2))
+    assert hashes.count == 103
 
 
 def test_a_staged_task_is_not_delivered_before_its_batch_is_durable(rig: Rig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from typing import Any, NoReturn
 
 from support.engine_recount import recount
@@ -98,13 +99,56 @@ def test_a_disconnect_releases_only_its_own_leases(rig: Rig) -> None:
     group = rig.group("t", "default")
     flight, group.flight = group.flight, Unwalked(group.flight)
     rig.engine.subscriptions.unsubscribe(leaving)
-    rig.engine.settlement.release_all([leaving, leaving], rig.now_ms)
+    leases = rig.engine.settlement.leases_of([leaving, leaving])
+    rig.engine.settlement.release_all(leases, rig.now_ms)
     assert not leaving.held and len(group.flight) == len(mine) == 3
     group.flight = {i: lease for i, lease in flight.items() if i in staying.held}
     rig.commit()
     again = rig.subscribe(prefetch=3)
     assert [(got.id, got.attempt) for got in rig.tick()] == [(task_id, 2) for task_id in mine]
     assert list(again.held) == mine
+
+
+def test_leases_of_many_subscribers_are_released_in_order_in_parts(rig: Rig) -> None:
+    leaving = [rig.subscribe(prefetch=4) for _ in range(2)]
+    group, first = leaving[0].group, list[Got]()
+    for _ in range(2):
+        rig.store(count=4)
+        first += rig.after(1).tick()
+    assert [len(each.held) for each in leaving] == [4, 4]
+    for each in leaving:
+        rig.engine.subscriptions.unsubscribe(each)
+    leases = rig.engine.settlement.leases_of(leaving)
+    rig.engine.settlement.release_all(islice(leases, 3), rig.now_ms)
+    assert len(group.flight) == 5
+    rig.ack(first[0])
+    rig.engine.settlement.release_all(leases, rig.now_ms)
+    assert not group.flight and len(group.ready) == 7
+    rig.commit()
+    rig.subscribe()
+    assert [got.id for got in rig.tick()] == [got.id for got in first[1:]]
+
+
+def test_leases_that_time_out_together_end_in_steps(rig: Rig) -> None:
+    gone = rig.subscribe(prefetch=10)
+    rig.store(count=10)
+    got = rig.tick()
+    rig.disconnect(gone)
+    rig.pass_time(GRACE_MS)
+    settlement, group, left = rig.engine.settlement, rig.group(), list[int]()
+    assert settlement.expire(*rig.now, 4)
+    flying = [each for each in got if each.id in group.flight]
+    assert len(flying) == 6
+    rig.ack(flying[-1])
+    settlement.extend(rig.held(flying[-2]), LEASE_MS, rig.mono_ms)
+    recount(rig)
+    while settlement.expire(*rig.now, 2):
+        left.append(len(group.flight))
+        recount(rig)
+    assert left == [3, 1]
+    assert [*group.flight] == [flying[-2].id] and rig.core.totals.leases_over == 8
+    assert rig.after(LEASE_MS).expire() == 1
+    recount(rig)
 
 
 def test_a_release_keeps_earlier_failures(rig: Rig) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from support.shard_rig import Peer, ShardRig
+from support.waiting import counted_turns
 from tickwheel.api.daemon import BackupName, OfTask
 from tickwheel.api.frames import PROTOCOL_VERSION
 from tickwheel.api.frames import FrameType as T
@@ -22,6 +23,7 @@ from tickwheel.model.records import ID_STEP, TaskRow
 from tickwheel.protocol import encode
 from tickwheel.server import logs
 from tickwheel.server.shard.callers import Call
+from tickwheel.server.shard.groups import TOPICS_PER_STEP
 from tickwheel.server.tcp import connection
 
 DAY_MS = 86_400_000
@@ -928,6 +930,21 @@ async def test_stats_of_many_topics_are_paged(make: Make) -> None:
     assert stats["topics_left_out"] > 0
     object.__setattr__(rig.settings, "out_bytes_max", 9_000_000)
     assert ok(await peer.call(T.STATS))["topics_left_out"] == 0
+
+
+@pytest.mark.parametrize("frame", [(T.STATS,), (T.OVERVIEW,), (T.TOPIC_LIST, {})])
+async def test_topics_and_groups_are_visited_in_steps(make: Make, frame: tuple[Any, ...]) -> None:
+    rig = await make()
+    peer = await rig.peer()
+    for n in range(50):
+        for name in range(31):
+            topic = rig.core.topic(f"topic.{n}")
+            rig.engine.grouping.group(topic, f"g{name}", rig.sources.now_ms)
+    with counted_turns() as turns:
+        answer = ok(await peer.call(*frame))
+    assert turns[0] >= 50 * 32 // TOPICS_PER_STEP
+    if frame[0] != T.OVERVIEW:
+        assert len(answer["topics"]) == 50
 
 
 async def test_oversized_tasks_of_an_older_store_are_delivered_alone(make: Make) -> None:

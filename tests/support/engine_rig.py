@@ -130,9 +130,9 @@ class Rig(RigBase):
         """Enqueue a task of the key k with a rule. Return the id of the answer."""
         coalescer = self.engine.coalescer
         task = "t", self.now_ms + delay_ms, body, TaskOptions("k", **options)
-        coalescer.needed_records([task], [by], self.now_ms)
+        needed = coalescer.needed_records([task], [by], self.now_ms, 1_000)
         request = Request(None, None, 0, [task], [by])
-        answer = coalescer.decide(request, lambda ids: self.known(list(ids)), self.now_ms)
+        answer = coalescer.decide(request, needed, lambda ids: self.known(list(ids)), self.now_ms)
         assert answer is not None
         return answer.merged[0][1]
 

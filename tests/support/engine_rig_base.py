@@ -24,6 +24,8 @@ NOW_MS = 1_800_000_000_000
 LEASE_MS = 30_000
 GRACE_MS = 5_000
 PASSES_MAX = 1_000
+EXPIRED_AT_ONCE = 2
+"""Leases that a call of the engine ends, so that most tests need several."""
 RETRY = RetryPolicy(base_ms=1_000, factor=2.0, cap_ms=60_000, retries_max=3, jitter=0.0)
 CONFIG = EngineConfig(slots=60, tick_ms=100, retry=RETRY, acks_ahead_max=0)
 """Without credit ahead of the commit, so that a test decides when credit returns."""
@@ -277,10 +279,12 @@ class RigBase:
 
     def expire(self) -> int:
         before = {lease.subscriber for group in self.core.leased for lease in group.flight.values()}
-        over = self.engine.settlement.expire(self.now_ms, self.mono_ms)
+        in_flight = self.core.in_flight
+        while self.engine.settlement.expire(self.now_ms, self.mono_ms, EXPIRED_AT_ONCE):
+            pass
         for subscriber in before - self.frozen:
             self.engine.subscriptions.consumer_responded(subscriber.presence, [subscriber])
-        return over
+        return in_flight - self.core.in_flight
 
     def dispatch(self, limit: int = 1_000) -> list[Got]:
         """Deliver until no more can be delivered now."""

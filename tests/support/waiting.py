@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from inspect import isawaitable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -48,6 +49,23 @@ def busy_s() -> float:
         return int(_PRESSURE.read_text().partition("total=")[2].split()[0]) / 1e6
     except (OSError, IndexError):
         return 0.0
+
+
+@contextmanager
+def counted_turns() -> Iterator[list[int]]:
+    """Count the turns of the running event loop, in the only element of the list."""
+    loop, turns = asyncio.get_running_loop(), [0]
+
+    def turned() -> None:
+        nonlocal handle
+        turns[0] += 1
+        handle = loop.call_soon(turned)
+
+    handle = loop.call_soon(turned)
+    try:
+        yield turns
+    finally:
+        handle.cancel()
 
 
 async def soon(awaitable: Awaitable[T]) -> T:

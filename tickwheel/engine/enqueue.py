@@ -29,10 +29,11 @@ A rule applies to the newest pending task with the key.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -419,6 +420,11 @@ class NeededRecords(NamedTuple):
     """The ids of tasks whose records are needed."""
     must_wait: bool
     """Whether the request depends on a task that is not durable."""
+    key_tasks: int
+    """Number of landed tasks that might have a key of the request. Above the limit it is a lower
+    bound, and ``ids`` is empty."""
+    by_key: Mapping[TopicKey, Sequence[int]]
+    """(topic, key) → its part of ``ids``, newest first."""
 
 
 class Answer(NamedTuple):
@@ -449,6 +455,18 @@ class _Old:
     """The new task whose body and options replace the old ones, or None if the old ones stay."""
 
 
+@dataclass(slots=True, eq=False)
+class _SameKey:
+    """The durable, unfinished tasks with a key, which all tasks of a request with the key share."""
+
+    snapshots: list[TaskSnapshot]
+    """The tasks, newest first."""
+    pending: dict[bool, TaskSnapshot | None] = field(default_factory=dict)
+    """Whether a started task is no longer pending → the newest pending task, once searched."""
+    examined: int = 0
+    """Number of tasks of ``snapshots`` that ``_overtake`` has examined."""
+
+
 class StagedKeys:
     """The tasks of a batch by key hash. The index is built on first use."""
 
@@ -465,7 +483,9 @@ class StagedKeys:
         if hashes is not self._hashes or len(hashes) < self._count:
             self._hashes, self._by_hash, self._count = hashes, {}, 0
         if len(hashes) > self._count:
-            for task_id, value in islice(hashes.items(), self._count, None):
+            # From the end, because a walk from the beginning would visit the indexed tasks again.
+            newest_first = list(islice(reversed(hashes.items()), len(hashes) - self._count))
+            for task_id, value in reversed(newest_first):
                 self._by_hash.setdefault(value, []).append(task_id)
             self._count = len(hashes)
         return self._by_hash.get(key_hash, [])
@@ -485,6 +505,7 @@ class _Plan:
     """(outcome, task whose id and due time the answer contains) of each task."""
     newest: dict[TopicKey, _New] = field(default_factory=dict)
     """(topic, key) → newest task with the key that the request stores."""
+    same_keys: dict[TopicKey, _SameKey] = field(default_factory=dict)
     overtaken: dict[int, tuple[TaskSnapshot, _New | _Old]] = field(default_factory=dict)
     """Id → (task that groups have received and that is no longer pending, its replacement)."""
     staged_id: int = 0
@@ -527,79 +548,78 @@ class Coalescer:
     # --- the needed records --------------------------------------------------------------------
 
     def needed_records(
-        self, new_tasks: Sequence[NewTask], rules: Rules, now_ms: int
+        self, new_tasks: Sequence[NewTask], rules: Rules, now_ms: int, ids_max: int
     ) -> NeededRecords:
-        """Return the records that a request needs, and whether it must wait. The result is valid
-        only during the current step of the event loop."""
-        ids: dict[int, None] = {}
+        """Return the records that a request needs, and whether it must wait. ``ids_max`` limits the
+        landed tasks with its keys. The result is valid only during the current step of the event
+        loop."""
+        first_ids: dict[TopicKey, int] = {}
         must_wait = False
         for task, rule in zip(new_tasks, rules, strict=True):
             if rule is None or rule.action == ADD:
                 continue
-            topic_key = _topic_key(task)
-            staged = self._newest_staged(topic_key, rule, now_ms)
+            topic_key, first_id = _topic_key(task), self._first_id(rule, now_ms)
+            staged = self._newest_staged(topic_key, first_id)
             if staged is not None and rule.action != REPLACE:
                 continue
-            must_wait = must_wait or staged is not None or self._is_landing(topic_key, rule, now_ms)
-            ids.update(dict.fromkeys(self._landed_ids(topic_key, rule, now_ms)))
-        return NeededRecords(ids.keys(), must_wait)
+            must_wait = must_wait or staged is not None or self._is_landing(topic_key, first_id)
+            first_ids[topic_key] = min(first_id, first_ids.get(topic_key, first_id))
+        keys, count = self._core.keys, 0
+        by_key: dict[TopicKey, Sequence[int]] = {}
+        for topic_key, first_id in first_ids.items():
+            ids = keys.find_up_to(*topic_key, ids_max - count)
+            if ids is None:
+                return NeededRecords((), must_wait, count + keys.count(*topic_key), {})
+            count += len(ids)
+            if ids:
+                by_key[topic_key] = ids[bisect_left(ids, first_id) :][::-1]
+        distinct_ids = dict.fromkeys(chain.from_iterable(by_key.values()))
+        return NeededRecords(distinct_ids.keys(), must_wait, count, by_key)
 
-    def _landed_ids(self, topic_key: TopicKey, rule: Coalescing, now_ms: int) -> Iterator[int]:
-        """Return the ids of landed tasks that might have the key, newest first."""
-        ids = reversed(self._core.keys.find(*topic_key))
-        return (i for i in ids if self._is_within(rule, i, now_ms))
+    def _first_id(self, rule: Coalescing, now_ms: int) -> int:
+        """Return the lowest id that can be within the rule's window."""
+        if rule.window_ms is None:
+            return 0
+        return self._core.ids.first_since(now_ms - rule.window_ms + 1)
 
-    def _newest_staged(self, topic_key: TopicKey, rule: Coalescing, now_ms: int) -> TaskRow | None:
-        """Return the newest task of the open batch with the key, or None."""
-        return next(self._staged_in("open", self._core.open, topic_key, rule, now_ms), None)
+    def _newest_staged(self, topic_key: TopicKey, first_id: int) -> TaskRow | None:
+        """Return the newest task of the open batch with the key, or None if none has at least this
+        id."""
+        row = self._newest_in("open", self._core.open, topic_key)
+        return None if row is None or row.id < first_id else row
 
-    def _is_landing(self, topic_key: TopicKey, rule: Coalescing, now_ms: int) -> bool:
-        """Return whether a sealed or landing batch contains a task with the key."""
-        core = self._core
-        batches = (("sealed", core.sealed), ("landing", core.landing))
-        return any(
-            True
-            for name, batch in batches
-            if batch is not None
-            for _ in self._staged_in(name, batch, topic_key, rule, now_ms)
-        )
+    def _is_landing(self, topic_key: TopicKey, first_id: int) -> bool:
+        """Return whether a sealed or landing batch contains a task with the key and at least this
+        id."""
+        batches = (("sealed", self._core.sealed), ("landing", self._core.landing))
+        rows = (self._newest_in(name, batch, topic_key) for name, batch in batches)
+        return any(row is not None and row.id >= first_id for row in rows)
 
-    def _staged_in(
-        self, name: str, batch: Batch, topic_key: TopicKey, rule: Coalescing, now_ms: int
-    ) -> Iterator[TaskRow]:
+    def _newest_in(self, name: str, batch: Batch | None, topic_key: TopicKey) -> TaskRow | None:
+        if batch is None or not batch.effects.hashes:
+            return None
         rows = batch.effects.enqueued
-        if not batch.effects.hashes:
-            return iter(())
         ids = self._staged[name].find(batch, self._core.keys.hash(*topic_key))
         newest_first = (rows[task_id] for task_id in reversed(ids))
-        return (
-            row
-            for row in newest_first
-            if _topic_key_of(row) == topic_key and self._is_within(rule, row.id, now_ms)
-        )
-
-    def _is_within(self, rule: Coalescing, task_id: int, now_ms: int) -> bool:
-        """Return whether the task is within the rule's window."""
-        if rule.window_ms is None:
-            return True
-        return now_ms < self._core.ids.assigned_ms(task_id, now_ms) + rule.window_ms
+        return next((row for row in newest_first if _topic_key_of(row) == topic_key), None)
 
     # --- the decision --------------------------------------------------------------------------
 
     def decide(
         self,
         request: Request,
+        needed: NeededRecords,
         view: Callable[[Sequence[int]], Mapping[int, TaskSnapshot]],
         now_ms: int,
     ) -> Answer | None:
-        """Apply the rules. ``view`` returns the records of the ids that ``needed_records``
-        returned. Return None without any change if the request must wait."""
+        """Apply the rules. ``needed`` is the current result of ``needed_records``, and ``view``
+        returns the records of its ids. Return None without any change if the request must wait."""
         plan = _Plan()
         for task, rule in zip(request.new_tasks, request.rules, strict=True):
             if rule is None or rule.action == ADD:
                 plan.outcomes.append((Merging.STORED, plan.store(task)))
             else:
-                plan.outcomes.append(self._plan_task(plan, task, rule, view, now_ms))
+                plan.outcomes.append(self._plan_task(plan, task, rule, needed, view, now_ms))
         if plan.must_wait or (plan.is_accepted and plan.staged_id):
             return None
         return self._execute(plan, request, now_ms)
@@ -609,62 +629,64 @@ class Coalescer:
         plan: _Plan,
         task: NewTask,
         rule: Coalescing,
+        needed: NeededRecords,
         view: Callable[[Sequence[int]], Mapping[int, TaskSnapshot]],
         now_ms: int,
     ) -> tuple[Merging, _New | _Old | TaskRow]:
-        topic_key = _topic_key(task)
+        topic_key, first_id = _topic_key(task), self._first_id(rule, now_ms)
         own = plan.newest.get(topic_key)
         if own is not None:
             if rule.action == REPLACE:
                 own.draft = _merged_draft(own.draft, task, rule, now_ms, now_ms)
                 return Merging.REPLACED, own
             return _verdict(rule), own
-        staged = self._newest_staged(topic_key, rule, now_ms)
+        staged = self._newest_staged(topic_key, first_id)
         if staged is not None:
             plan.must_wait |= rule.action == REPLACE
             plan.staged_id = max(plan.staged_id, staged.id)
             return _verdict(rule), staged
-        plan.must_wait |= self._is_landing(topic_key, rule, now_ms)
-        same_key = list(self._with_key(topic_key, rule, view, now_ms))
-        pending = next((each for each in same_key if self.is_pending(each, rule)), None)
-        if pending is None:
+        plan.must_wait |= self._is_landing(topic_key, first_id)
+        same_key = plan.same_keys.get(topic_key)
+        if same_key is None:
+            snapshots = list(_with_key(topic_key, needed.by_key.get(topic_key, ()), view))
+            same_key = plan.same_keys[topic_key] = _SameKey(snapshots)
+        pending = self._newest_pending(same_key, rule)
+        if pending is None or pending.row.id < first_id:
             new = plan.store(task)
             if rule.action == REPLACE:
-                self._overtake(plan, same_key, rule, new)
+                self._overtake(plan, same_key, rule, first_id, new)
             return Merging.STORED, new
         if rule.action == REPLACE:
             newest = self._replacing(plan, pending, task, rule, now_ms)
             if rule.replaces != DUE:
-                self._overtake(plan, same_key, rule, newest)
+                self._overtake(plan, same_key, rule, first_id, newest)
             return Merging.REPLACED, newest
         return _verdict(rule), plan.old.get(pending.row.id) or pending.row
 
-    def _with_key(
-        self,
-        topic_key: TopicKey,
-        rule: Coalescing,
-        view: Callable[[Sequence[int]], Mapping[int, TaskSnapshot]],
-        now_ms: int,
-    ) -> Iterator[TaskSnapshot]:
-        """Yield the durable, unfinished tasks with the key in the rule's window, newest first."""
-        ids = list(self._landed_ids(topic_key, rule, now_ms))
-        snapshots = view(ids) if ids else {}
-        for task_id in ids:
-            snapshot = snapshots.get(task_id)
-            # Equal hashes do not imply equal keys.
-            if snapshot is not None and _topic_key_of(snapshot.row) == topic_key:
-                yield snapshot
+    def _newest_pending(self, same_key: _SameKey, rule: Coalescing) -> TaskSnapshot | None:
+        """Return the newest task that the rule, without its window, counts as pending, or None."""
+        until_started = rule.action == REPLACE or rule.unique_until == STARTED
+        if until_started not in same_key.pending:
+            pending = (each for each in same_key.snapshots if self.is_pending(each, rule))
+            same_key.pending[until_started] = next(pending, None)
+        return same_key.pending[until_started]
 
     def _overtake(
-        self, plan: _Plan, same_key: Iterable[TaskSnapshot], rule: Coalescing, newest: _New | _Old
+        self, plan: _Plan, same_key: _SameKey, rule: Coalescing, first_id: int, newest: _New | _Old
     ) -> None:
-        """Plan that ``newest`` replaces the tasks of ``same_key`` that could be delivered again
-        although they are no longer pending."""
-        for snapshot in same_key:
+        """Plan that ``newest`` replaces the tasks with its key, from ``first_id`` on, that could be
+        delivered again although they are no longer pending. The first task of the request that
+        overtakes a task replaces it."""
+        snapshots = same_key.snapshots
+        while same_key.examined < len(snapshots):
+            snapshot = snapshots[same_key.examined]
+            if snapshot.row.id < first_id:
+                break
+            same_key.examined += 1
             if not self.is_pending(snapshot, rule) and not self._control.is_fully_replaced(
                 snapshot
             ):
-                plan.overtaken.setdefault(snapshot.row.id, (snapshot, newest))
+                plan.overtaken[snapshot.row.id] = snapshot, newest
 
     def is_pending(self, snapshot: TaskSnapshot, rule: Coalescing) -> bool:
         """Return whether the rule counts a durable, unfinished task as pending. A task of which
@@ -771,6 +793,20 @@ def _topic_key(task: NewTask) -> TopicKey:
 
 def _topic_key_of(row: TaskRow) -> tuple[str, str | None]:
     return row.topic, None if row.options is None else row.options.key
+
+
+def _with_key(
+    topic_key: TopicKey,
+    ids: Sequence[int],
+    view: Callable[[Sequence[int]], Mapping[int, TaskSnapshot]],
+) -> Iterator[TaskSnapshot]:
+    """Yield the durable, unfinished tasks among ``ids`` that have the key, in the same order."""
+    snapshots = view(ids) if ids else {}
+    for task_id in ids:
+        snapshot = snapshots.get(task_id)
+        # Equal hashes do not imply equal keys.
+        if snapshot is not None and _topic_key_of(snapshot.row) == topic_key:
+            yield snapshot
 
 
 def _verdict(rule: Coalescing) -> Merging:

@@ -313,6 +313,16 @@ class KeyIndex:
         crowd = self._crowds.get(key_hash)
         return sorted(self._table.find(key_hash) if crowd is None else crowd.ids())
 
+    def find_up_to(self, topic: str, key: str, limit: int) -> list[int] | None:
+        """Return the same as ``find``, or None without a search if it has more than ``limit`` ids.
+        Sorting the ids of a crowd would block the event loop."""
+        key_hash = self.hash(topic, key)
+        crowd = self._crowds.get(key_hash)
+        if crowd is not None:
+            return None if len(crowd) > limit else sorted(crowd.ids())
+        ids = self._table.find(key_hash)
+        return None if len(ids) > limit else sorted(ids)
+
     def finished(self, topic: str, key: str) -> int | None:
         """Return the id of the newest recently ended task with the key, or None."""
         return self._finished.get(self.hash(topic, key))

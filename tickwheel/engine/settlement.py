@@ -29,8 +29,11 @@ dead letter or has not finished it. Memory contains only counts of dead letters 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import merge
+from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -110,6 +113,8 @@ class Settlement:
         self._core = core
         self._ownership = ownership
         self._dead_letters = dead_letters
+        self._over: deque[Lease] = deque()
+        """Leases that had timed out when a search found them and that must be ended."""
 
     def ack(
         self, group: Group, epoch: int, ids: Sequence[int], attempts: Sequence[int]
@@ -253,16 +258,23 @@ class Settlement:
         self._end_one(RELEASED, lease, now_ms)
         return "cancelled" if lease.past.replaced_by else "released"
 
-    def release_all(self, subscribers: Iterable[Subscriber], now_ms: int) -> None:
-        """Release all deliveries of these subscribers."""
-        held: dict[Group, list[Lease]] = {}
+    def leases_of(self, subscribers: Iterable[Subscriber]) -> Iterator[Lease]:
+        """Yield the leases of these subscribers, group by group, in the order for ``release_all``:
+        the newest first, because each task goes to the front of the queue. Leases can end
+        meanwhile."""
+        held: dict[Group, list[list[Lease]]] = {}
         for subscriber in dict.fromkeys(subscribers):
             if subscriber.held:
-                held.setdefault(subscriber.group, []).extend(subscriber.held.values())
-        for group, leases in held.items():
-            leases.sort(key=attrgetter("since_mono_ms"))
-            # The last is released first, because each goes to the front of the queue.
-            self.end(RELEASED, group, {lease.id: lease for lease in reversed(leases)}, now_ms)
+                newest_first = [*reversed(subscriber.held.values())]
+                held.setdefault(subscriber.group, []).append(newest_first)
+        for lists in held.values():
+            yield from merge(*reversed(lists), key=attrgetter("since_mono_ms"), reverse=True)
+
+    def release_all(self, leases: Iterable[Lease], now_ms: int) -> None:
+        """Release the deliveries of those leases that have not ended, in this order."""
+        live = (lease for lease in leases if lease.live)
+        for group, part in groupby(live, key=attrgetter("group")):
+            self.end(RELEASED, group, {lease.id: lease for lease in part}, now_ms)
 
     def snooze(self, lease: Lease, delay_ms: int, now_ms: int) -> str:
         """Postpone a task by ``delay_ms`` without counting a failure. Once ``snoozes_max`` is
@@ -474,48 +486,60 @@ class Settlement:
 
     # --- leases that time out --------------------------------------------------------------
 
-    def expire(self, now_ms: int, mono_ms: int) -> int:
-        """End leases that have timed out. Return the number of ended leases."""
+    @property
+    def is_expiring(self) -> bool:
+        """Whether leases have timed out and must still be ended by ``expire``."""
+        return bool(self._over)
+
+    def expire(self, now_ms: int, mono_ms: int, limit: int) -> bool:
+        """End up to ``limit`` leases that have timed out. Return whether to repeat this at once."""
+        core, over = self._core, self._over
+        if not over and core.expiry_mono_ms is not None and core.expiry_mono_ms <= mono_ms:
+            self._search_over(mono_ms)
+        for _ in range(min(limit, len(over))):
+            lease = over.popleft()
+            gone_ms = lease.subscriber.gone_mono_ms
+            is_over = lease.deadline_mono_ms <= mono_ms
+            if lease.live and (is_over or (gone_ms is not None and gone_ms <= mono_ms)):
+                self._expire_one(lease, now_ms)
+        return bool(over)
+
+    def _search_over(self, mono_ms: int) -> None:
+        """Add the leases that have timed out to ``_over``."""
         core = self._core
-        if core.expiry_mono_ms is None or core.expiry_mono_ms > mono_ms:
-            return 0
         core.expiry_mono_ms = None
-        taken = 0
         for group in list(core.leased):
             if group.expiry_mono_ms is not None and group.expiry_mono_ms <= mono_ms:
-                taken += self._expire_group(group, now_ms, mono_ms)
+                self._search_group(group, mono_ms)
             if group.expiry_mono_ms is None:
                 del core.leased[group]
             else:
                 core.expires(group, group.expiry_mono_ms)
-        return taken
 
-    def _expire_group(self, group: Group, now_ms: int, mono_ms: int) -> int:
+    def _search_group(self, group: Group, mono_ms: int) -> None:
         earliest: int | None = None
-        over: list[Lease] = []
         for lease in group.flight.values():
             end_ms = lease.deadline_mono_ms
             gone_ms = lease.subscriber.gone_mono_ms
             if gone_ms is not None and gone_ms < end_ms:
                 end_ms = gone_ms
             if end_ms <= mono_ms:
-                over.append(lease)
+                self._over.append(lease)
             elif earliest is None or end_ms < earliest:
                 earliest = end_ms
         if earliest is not None:
             gap_ms = EXPIRY_SCAN_GAP_MS_MIN + len(group.flight) // EXPIRY_SCAN_LEASES_PER_MS
             earliest = max(earliest, mono_ms + gap_ms)
         group.expiry_mono_ms = earliest
-        for lease in over:
-            if lease.subscriber.death:
-                self._end_one(DIED, lease, now_ms, self._judge_death(lease, now_ms))
-                continue
-            is_gone = lease.subscriber.gone_mono_ms is not None
-            # The task is ready at once, so the verdict only decides whether there is another
-            # attempt.
-            verdict = self._judge(lease, 0, "connection lost" if is_gone else "lease over", now_ms)
-            self._end_one(LAPSED, lease, now_ms, verdict)
-        return len(over)
+
+    def _expire_one(self, lease: Lease, now_ms: int) -> None:
+        if lease.subscriber.death:
+            self._end_one(DIED, lease, now_ms, self._judge_death(lease, now_ms))
+            return
+        is_gone = lease.subscriber.gone_mono_ms is not None
+        # The task is ready at once, so the verdict only decides whether there is another attempt.
+        verdict = self._judge(lease, 0, "connection lost" if is_gone else "lease over", now_ms)
+        self._end_one(LAPSED, lease, now_ms, verdict)
 
     def _judge_death(self, lease: Lease, now_ms: int) -> Verdict:
         """Return the verdict on the death of a consumer. Deaths count as a failure of the task only

@@ -788,6 +788,14 @@ class KeyControl:
         self._core = core
         self._dead_letters = dead_letters
 
+    def listing_steps(self, group: Group) -> int:
+        """Return an upper bound of the steps that listing the keys of a group takes."""
+        ordering = self._core.orderings.by_group.get(group)
+        if ordering is None:
+            return 0
+        queues, shares = ordering.keys.order.queues, ordering.shares.by_mark
+        return len(queues) + len(shares) + len(ordering.pauses.kept_back) + len(group.paused_keys)
+
     def held_keys(self, group: Group, limit: int = HELD_SHOWN_MAX) -> list[HeldKey]:
         """Return up to ``limit`` held order keys, oldest first."""
         ordering, keys = self._core.orderings.by_group.get(group), list[HeldKey]()

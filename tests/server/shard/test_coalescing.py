@@ -4,6 +4,7 @@ or rejected, and whose id that is, whatever comes between."""
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from server.shard.test_keys import Collides
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS, Peer, ShardRig, started
 from support.store_rows import kept
+from support.waiting import counted_turns
 from tickwheel.api.frames import FrameType as T
 from tickwheel.clock import Now
+from tickwheel.engine.enqueue import Coalescer
+from tickwheel.engine.keys import Table
 from tickwheel.limits import Limits
 from tickwheel.model.kinds import SESSION
 from tickwheel.persistence.contract import CommitRefused
@@ -878,6 +882,69 @@ async def test_tasks_with_the_keys_of_an_enqueue_are_limited(
     await enqueue(daemon, peer, task())
     (answer,) = await daemon.send(peer, (*frame, (task("keep"),)))
     assert answer[0] == "limit_exceeded" and "the limit is 3 (key_tasks_max)" in answer[1]
+
+
+async def test_too_many_tasks_with_a_key_are_not_searched(
+    daemon: InProcess, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        await enqueue(daemon, peer, *[task()] * 500)
+    windowed = {"action": "keep", "window_ms": 1}
+    with monkeypatch.context() as patch:
+        patch.setattr(daemon.shard.coalescing, "_ids_max", 1_499)
+        patch.setattr(Table, "ids", None)
+        frames = [(T.ENQUEUE, 0, (task(rule),)) for rule in ("keep", "replace", windowed)]
+        for answer in await daemon.send(peer, *frames):
+            assert answer[0] == "limit_exceeded" and "at least 1500 tasks" in answer[1]
+    assert (await one(daemon, peer, "keep"))[0] == "kept"
+
+
+@pytest.mark.parametrize(
+    "rule", ["keep", {"action": "keep", "unique_until": "started"}, replace(window_ms=FAR_MS)]
+)
+async def test_tasks_of_a_request_share_the_search_for_their_key(
+    daemon: InProcess, peer: Peer, monkeypatch: pytest.MonkeyPatch, rule: Any
+) -> None:
+    count = 50
+    await enqueue(daemon, peer, task(), *[task(delay_ms=0)] * count)
+    await daemon.ask(peer, T.PULL, "t", "g", count, 0, None)
+    calls = Counter[str]()
+    finds, is_pending = Table.find, Coalescer.is_pending
+
+    def found(table: Table, place: int) -> list[int]:
+        calls["find"] += 1
+        return finds(table, place)
+
+    def judged(*args: Any) -> bool:
+        calls["is_pending"] += 1
+        return is_pending(*args)
+
+    monkeypatch.setattr(Table, "find", found)
+    monkeypatch.setattr(Coalescer, "is_pending", judged)
+    results = await enqueue(daemon, peer, *[task(rule)] * count)
+    assert {word for word, _ in results} == {"replaced" if "replace" in str(rule) else "kept"}
+    assert calls["find"] < 10 and 0 < calls["is_pending"] <= 2 * count + 2
+
+
+@pytest.mark.parametrize(
+    ("limit", "requests_max"), [("TASKS_PER_READ_MAX", 5), ("IDS_PER_READ_MAX", 3)]
+)
+async def test_waiting_enqueues_are_decided_in_steps(
+    daemon: InProcess, peer: Peer, monkeypatch: pytest.MonkeyPatch, limit: str, requests_max: int
+) -> None:
+    monkeypatch.setattr(shard_enqueue, limit, 10)
+    await enqueue(daemon, peer, *[task()] * 3)
+    steps, decide = Counter[int](), Coalescer.decide
+
+    def decided(*args: Any) -> Any:
+        steps[turns[0]] += 1
+        return decide(*args)
+
+    monkeypatch.setattr(Coalescer, "decide", decided)
+    with counted_turns() as turns:
+        answers = await daemon.send(peer, *[(T.ENQUEUE, 0, (task("keep"),) * 2)] * 20)
+    assert {word for answer in answers for word, _ in _pairs(answer[0])} == {"kept"}
+    assert sum(steps.values()) == 20 and max(steps.values()) == requests_max
 
 
 async def test_bytes_with_the_keys_of_an_enqueue_are_limited(

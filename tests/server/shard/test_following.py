@@ -13,13 +13,14 @@ import pytest
 
 from support.shard_rig import Peer
 from support.shards import Shards, key_in
-from support.waiting import comes
+from support.waiting import comes, counted_turns
 from tickwheel.api.frames import FrameType as T
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
 from tickwheel.model.kinds import GROUP
 from tickwheel.model.records import GroupRow, SettingsCounter
 from tickwheel.persistence.contract import SiblingSettings, StoreAway
 from tickwheel.server.shard import following
+from tickwheel.server.shard.groups import TOPICS_PER_STEP
 
 COUNT, HOME, OTHER, THIRD = 3, 1, 2, 0
 TOPIC = key_in(HOME, COUNT, "t")
@@ -134,6 +135,39 @@ async def test_a_followed_change_is_applied_like_the_verb(shards: Shards) -> Non
     assert [task.tags for task in other.settings.former] == ["eu"], "it judges what was due before"
     home = group(shards, HOME)
     assert home is not None and not home.settings.former, "each shard has its own"
+
+
+async def test_topics_are_compared_with_their_home_in_steps(shards: Shards) -> None:
+    shard = shards.shard(OTHER)
+    assert shard.following is not None
+    for n in range(10 * TOPICS_PER_STEP):
+        shard.core.topic(f"t{n}")
+    with counted_turns() as turns:
+        assert await shard.following._missing_at_home(HOME, {}) == ([], 0)
+    assert turns[0] >= 9
+
+
+async def test_a_change_during_the_comparison_with_the_home_is_read_first(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create(shards, HOME)
+    await look(shards)
+    await delete(shards, HOME)
+    followed = shards.shard(OTHER).following
+    assert followed is not None
+    compare = followed._missing_at_home
+
+    async def changed_meanwhile(*args: Any) -> Any:
+        result = await compare(*args)
+        followed._versions.strays[HOME] += 1
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(followed, "_missing_at_home", changed_meanwhile)
+        await followed.look(HOME)
+    assert group(shards, OTHER) is not None
+    await look(shards, OTHER)
+    await comes(lambda: group(shards, OTHER) is None)
 
 
 async def test_an_unchanged_home_shard_is_read_without_rows(

@@ -3,6 +3,7 @@ whatever comes between, and keys whose hashes collide never meet."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ import pytest
 
 from support.in_process import InProcess
 from support.shard_rig import Peer
+from support.waiting import counted_turns
 from tickwheel.api.frames import FrameType as T
+from tickwheel.engine.keys import KeyIndex
 from tickwheel.limits import Limits
 from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.kinds import Effects
 from tickwheel.protocol import encode
+from tickwheel.server.shard import reads
 
 FAR_MS = 3_600_000
 KEY = {"topic": "t", "key": "k"}
@@ -201,6 +205,38 @@ async def test_a_command_races_with_delivery_and_ack(daemon: InProcess, peer: Pe
     assert acked[0] is None
     words = await daemon.ask(peer, T.CANCEL, None, KEY)
     assert words in (((new, "cancelled"),), ((new, "already_cancelled"),))
+
+
+@pytest.mark.parametrize(
+    ("frame", "searches_max"),
+    [
+        ((T.LOOKUP, None, {**KEY, "until_ms": 0}), 2),
+        ((T.LOOKUP, None, {**KEY, "newest": True}), 2),
+        ((T.EXPLAIN, None, KEY), 2),
+        ((T.LOOKUP, None, {"topic": "t", "key": "unknown"}), 5),
+    ],
+)
+async def test_searches_for_keys_per_step_are_limited(
+    daemon: InProcess,
+    peer: Peer,
+    monkeypatch: pytest.MonkeyPatch,
+    frame: tuple[Any, ...],
+    searches_max: int,
+) -> None:
+    await enqueue(daemon, peer, *[FAR] * 150)
+    monkeypatch.setattr(reads, "IDS_PER_READ_MAX", 300)
+    monkeypatch.setattr(reads, "COMMANDS_PER_READ_MAX", 5)
+    steps, find = Counter[int](), KeyIndex.find
+
+    def found(*args: Any) -> list[int]:
+        steps[turns[0]] += 1
+        return find(*args)
+
+    with monkeypatch.context() as patch, counted_turns() as turns:
+        patch.setattr(KeyIndex, "find", found)
+        answers = await daemon.send(peer, *[frame] * 20)
+    assert len(answers) == sum(steps.values()) == 20
+    assert max(steps.values()) == searches_max
 
 
 class Collides(KeyHash):

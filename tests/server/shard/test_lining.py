@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -9,7 +10,10 @@ import pytest
 from server.shard.test_filters import put
 from support.in_process import InProcess
 from support.shard_rig import Peer
+from support.waiting import counted_turns
 from tickwheel.api.frames import FrameType as T
+from tickwheel.engine.tasks import KeyControl
+from tickwheel.server.shard import reads
 
 HOLD = {"order_failure": "hold", "order_attempts": 1}
 
@@ -90,6 +94,36 @@ async def test_a_held_key_is_released_or_skipped(daemon: InProcess, by_key: bool
     assert (await pull(peer))[1] == [(second, 1)]
     assert await peer.do(T.HELD_KEYS, "t", "g", None) == {"keys": (), "held": 0, "paused": ()}
     daemon.recount()
+
+
+async def test_listings_of_keys_per_step_are_limited(
+    daemon: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = daemon.connect()
+    await peer.do(T.GROUP_CREATE, "t", "g", HOLD)
+    await put(daemon, peer, *({"order_key": str(n)} for n in range(10) for _ in range(2)))
+    monkeypatch.setattr(reads, "IDS_PER_READ_MAX", 20)
+    steps, listed = Counter[int](), KeyControl.longest_queues
+
+    def longest(*args: Any) -> Any:
+        steps[turns[0]] += 1
+        return listed(*args)
+
+    monkeypatch.setattr(KeyControl, "longest_queues", longest)
+    with counted_turns() as turns:
+        answers = await daemon.send(peer, *[(T.KEY_LINES, "t", "g", {"limit": 1})] * 10)
+    assert {len(answer[0]["lines"]) for answer in answers} == {1}
+    assert sum(steps.values()) == 10 and max(steps.values()) == 2
+
+
+async def test_held_tasks_named_by_ids_are_not_searched(
+    daemon: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = daemon.connect()
+    first, _, _ = await held_up(daemon, peer)
+    monkeypatch.setattr(KeyControl, "held_keys", None)
+    answer = await peer.do(T.RELEASE_KEY, "t", "g", (first,), None)
+    assert answer == ((first, "released"),)
 
 
 async def test_nack_and_reject_answer_that_the_key_is_held(daemon: InProcess) -> None:

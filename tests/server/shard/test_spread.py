@@ -13,6 +13,7 @@ import pytest
 from server.shard.test_bulk import TURNS_MAX, done, ended, put, tried
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS, Peer
+from support.waiting import counted_turns
 from tickwheel.api.frames import FrameType as T
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.server.shard import bulk as bulks
@@ -78,20 +79,14 @@ async def test_a_long_spread_yields_between_its_parts(
     peer, steps, choose = daemon.connect(), list[int](), daemon.shard.core.windows.choose
     ids = [await put(peer) for _ in range(25)]
     monkeypatch.setattr("tickwheel.server.shard.tasks.TASKS_PER_STEP_MAX", {"spread": 10})
-    loop, turn = asyncio.get_running_loop(), [0]
-
-    def turned() -> None:
-        turn[0] += 1
-        ticking.append(loop.call_soon(turned))
 
     def chosen(asked_ms: int, end_ms: int, count: int, now_ms: int) -> list[int]:
-        steps.extend([turn[0]] * count)
+        steps.extend([turns[0]] * count)
         return choose(asked_ms, end_ms, count, now_ms)
 
     monkeypatch.setattr(daemon.shard.core.windows, "choose", chosen)
-    ticking = [loop.call_soon(turned)]
-    answer = await peer.do(T.SPREAD, tuple(ids), {"within_ms": 60_000})
-    ticking[-1].cancel()
+    with counted_turns() as turns:
+        answer = await peer.do(T.SPREAD, tuple(ids), {"within_ms": 60_000})
     assert [one for one, *_ in answer] == ids
     assert sorted(Counter(steps).values()) == [5, 10, 10]
 

@@ -9,7 +9,9 @@ import pytest
 
 from support.shard_rig import Peer, ShardRig
 from tickwheel.api.frames import FrameType as T
+from tickwheel.engine.settlement import Settlement
 from tickwheel.model.records import CONSUMER_DIED
+from tickwheel.server.shard import enqueue
 
 GRACE_MS = 5_000
 End = Callable[[ShardRig, Peer], None]
@@ -121,6 +123,28 @@ async def test_bye_releases_the_deliveries(rig: ShardRig) -> None:
     again = await consumer(rig)
     (frame,) = [frame for frame in again.frames() if frame[0] == T.DELIVER]
     assert [(item[0], item[1]) for item in frame[4]] == [(ids[0], 2)]
+
+
+async def test_bye_releases_many_deliveries_in_steps(
+    rig: ShardRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(enqueue, "RELEASED_PER_STEP", 4)
+    peer, leaver = await rig.peer(), await rig.peer(**WHO)
+    await peer.enqueue(*(("t", b"x", 0) for _ in range(10)))
+    await leaver.call(T.SUBSCRIBE, 1, "t", "g", 10, {})
+    group = rig.core.find_group("t", "g")
+    assert group is not None
+    await rig.until(lambda: len(group.flight) == 10)
+    ids, steps, release_all = list(group.flight), list[int](), Settlement.release_all
+
+    def released(*args: Any) -> None:
+        release_all(*args)
+        steps.append(len(group.flight))
+
+    monkeypatch.setattr(Settlement, "release_all", released)
+    assert (await leaver.call(T.BYE))[0] == T.OK
+    assert (steps, group.delivery_attempts) == ([6, 2, 0], {})
+    assert group.ready.take(10) == ids
 
 
 async def test_the_next_delivery_has_the_number_of_deaths(rig: ShardRig) -> None:

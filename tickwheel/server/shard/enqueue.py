@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Container, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -54,12 +54,15 @@ if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.enqueue import NeededRecords, Rules
     from tickwheel.engine.sessions import ReplySink, Session, StoredAnswer
+    from tickwheel.engine.topics import Lease
     from tickwheel.model.records import NewTask, OncePart, TaskOptions, TaskSnapshot
     from tickwheel.server.shard.callers import Caller, Quota
     from tickwheel.server.shard.new_tasks import NewTasks
     from tickwheel.server.shard.parts import Parts
     from tickwheel.server.shard.reads import View
 
+RELEASED_PER_STEP = 4_096
+"""Maximum number of leases of a caller that leaves that are released in one step of the loop."""
 SEARCH_GAP_MS = 1_000
 """Milliseconds between two searches for sessions to forget if the first has found none."""
 
@@ -375,7 +378,29 @@ class Producing:
             engine = self._parts.border.act()
             for subscriber in caller.consumers:
                 engine.subscriptions.unsubscribe(subscriber)
-            engine.settlement.release_all(caller.consumers, now.now_ms)
+            leases = engine.settlement.leases_of(caller.consumers)
+            if self._release_some(leases, now.now_ms):
+                self._parts.spawn(self._release_rest(caller, request, leases))
+                return
+        self._let_go(caller, request)
+
+    def _release_some(self, leases: Iterator[Lease], now_ms: int) -> bool:
+        """Release the next ``RELEASED_PER_STEP`` leases. Return whether there can be more."""
+        some = list(islice(leases, RELEASED_PER_STEP))
+        self._parts.border.act().settlement.release_all(some, now_ms)
+        return len(some) == RELEASED_PER_STEP
+
+    async def _release_rest(self, caller: Caller, request: int, leases: Iterator[Lease]) -> None:
+        """Release the other leases of a caller that leaves, and let other work run in between."""
+        has_more = True
+        while has_more:
+            self._committer.begin()
+            await asyncio.sleep(0)
+            has_more = self._release_some(leases, self._parts.clock.read().now_ms)
+        self._let_go(caller, request)
+
+    def _let_go(self, caller: Caller, request: int) -> None:
+        """Forget the session of a caller that leaves, and answer."""
         self.end_session(caller, for_good=True)
         self._committer.reply(caller.replies, request, None)
 
@@ -556,7 +581,9 @@ def _has_window(task: Any) -> bool:
 
 # --- rules for pending keys ----------------------------------------------------------------------
 
-REQUESTS_PER_READ_MAX = 1_024
+REQUESTS_PER_READ_MAX, TASKS_PER_READ_MAX = 1_024, 4_096
+"""Maximum number of requests with rules, and of their tasks, that are decided in one step of the
+loop; a single request can have more tasks."""
 KEY_BYTES_MAX = 64 << 20
 """Maximum bytes of the pending tasks that are read for a request with rules."""
 ATTEMPTS_MAX = 64
@@ -668,7 +695,8 @@ class Coalescing:
             and self._parts.may_begin_command(request.caller)
         ):
             needed = self._needed_records(request)
-            if not needed.must_wait and not needed.ids and self._decide(request, _empty_view):
+            is_empty = not needed.ids and needed.key_tasks <= self._ids_max
+            if is_empty and not needed.must_wait and self._decide(request, needed, _empty_view):
                 return
         self._check_room()
         self._intake.inflight_bytes += request.size_bytes
@@ -710,6 +738,7 @@ class Coalescing:
             self._wake.clear()
             while self.waiting:
                 await self._decide_first()
+                await asyncio.sleep(0)  # the read may not have waited
 
     async def _decide_first(self) -> None:
         """Read once, and decide as many of the first requests as these rows suffice for."""
@@ -720,15 +749,15 @@ class Coalescing:
             if head.attempts <= ATTEMPTS_MAX:
                 return
         ids, bodies = dict[int, None](), _keeps_bodies(head)
-        count = 0
+        count = tasks = same_keys = 0
         for request in islice(self.waiting, REQUESTS_PER_READ_MAX):
-            request_ids = self._needed_records(request).ids
-            if len(request_ids) > self._ids_max:
-                request_ids = ()  # the request will be refused
-            is_full = len(ids) + len(request_ids) > IDS_PER_READ_MAX
+            needed = self._needed_records(request)
+            tasks += len(request.new_tasks)
+            same_keys += needed.key_tasks
+            is_full = tasks > TASKS_PER_READ_MAX or same_keys > IDS_PER_READ_MAX
             if count and (is_full or _keeps_bodies(request) != bodies):
                 break
-            ids.update(dict.fromkeys(request_ids))
+            ids.update(dict.fromkeys(needed.ids))
             count += 1
         reading = self._parts.reader.read_some(list(ids), KEY_BYTES_MAX, bodies=bodies)
         async with reading as (view, rest):
@@ -750,7 +779,9 @@ class Coalescing:
 
     def _needed_records(self, request: WaitingRequest) -> NeededRecords:
         now_ms = self._parts.clock.read().now_ms
-        return self._coalescer.needed_records(request.new_tasks, request.rules, now_ms)
+        return self._coalescer.needed_records(
+            request.new_tasks, request.rules, now_ms, self._ids_max
+        )
 
     def _process(
         self, request: WaitingRequest, view: View, read_ids: Collection[int], unread: frozenset[int]
@@ -765,9 +796,9 @@ class Coalescing:
                     " tries; nothing was stored"
                 )
             needed = self._needed_records(request)
-            if len(needed.ids) > self._ids_max:
+            if needed.key_tasks > self._ids_max:
                 raise LimitExceeded(
-                    f"{len(needed.ids)} tasks have the keys of this request; the limit is"
+                    f"at least {needed.key_tasks} tasks have the keys of this request; the limit is"
                     f" {self._ids_max} (key_tasks_max); nothing was stored"
                 )
             if not unread.isdisjoint(needed.ids):
@@ -780,7 +811,7 @@ class Coalescing:
             missing = self._parts.reader.missing(needed.ids)
             if missing:
                 raise RowMissing(f"task {missing[0]} has not ended, but has no row in the store")
-            return self._decide(request, view)
+            return self._decide(request, needed, view)
         except TickwheelError as error:
             self._refuse(request, error)
         except Exception as error:
@@ -794,7 +825,7 @@ class Coalescing:
             for caller in (request.caller, *request.followers):
                 caller.refuse(request.number, error)
 
-    def _decide(self, request: WaitingRequest, view: View) -> bool:
+    def _decide(self, request: WaitingRequest, needed: NeededRecords, view: View) -> bool:
         """Decide the request. Return False if it has to wait. Raise the error that refuses it."""
         caller, session = request.caller, request.session
         if session is not None:
@@ -810,7 +841,7 @@ class Coalescing:
         engine_request = Request(
             sink, session, request.number, request.new_tasks, request.rules, caller.replies
         )
-        answer = self._parts.border.act().coalescer.decide(engine_request, view, now_ms)
+        answer = self._parts.border.act().coalescer.decide(engine_request, needed, view, now_ms)
         if answer is None:
             return False
         if sink is not None:

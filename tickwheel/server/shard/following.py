@@ -27,6 +27,7 @@ from tickwheel.server.shard.groups import (
     check_broadcast_only,
     check_filter,
     find_room,
+    in_steps,
     make_group,
     set_topic,
     targets_changed,
@@ -188,7 +189,9 @@ class Following:
             for row in answer.rows or ()
             if not row.is_closed and versions.home_of(row.topic) == shard
         }
-        missing, highest = self._missing_at_home(shard, rows)
+        missing, highest = await self._missing_at_home(shard, rows)
+        if versions.strays[shard] != strays:
+            return  # changed here since the read; the next read is applied instead
         reasons = []
         if highest > answer.counter.number or (
             missing and answer.counter.number_at_start is not None
@@ -212,14 +215,14 @@ class Following:
             self._reasons.pop(shard, None)
             self._known[shard] = answer.counter.number, strays
 
-    def _missing_at_home(
+    async def _missing_at_home(
         self, shard: int, rows: dict[Name, GroupRow]
     ) -> tuple[list[tuple[Topic, Group | None]], int]:
         """Return (list of (topic, group or None for the topic itself) that no longer exist at the
         home, highest version of this home here)."""
         deleted: list[tuple[Topic, Group | None]] = []
         highest = 0
-        for topic in self._parts.core.topics.values():
+        async for topic in in_steps(list(self._parts.core.topics.values())):
             if self._versions.home_of(topic.name) != shard:
                 continue
             groups: list[Group | None] = [*topic.live_groups]

@@ -7,8 +7,9 @@ first.
 
 from __future__ import annotations
 
+import asyncio
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.api.groups import (
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.parts import Parts
 
 COUNTED_STATES = ("scheduled", "ready", "in_flight", "waiting", "dead")
+TOPICS_PER_STEP = 64
+"""Maximum number of topics and groups that are visited in one step of the loop, unless a topic has
+more groups."""
 TOPICS_EXAMINED = 1_000
 """Topics that are examined at a time for idle ones if there is no room for a new topic."""
 NAMED_MAX = 5
@@ -382,6 +386,17 @@ def _since(value: object) -> int | None:
     return checks.moment(value, "since")
 
 
+async def in_steps(topics: Iterable[Topic]) -> AsyncIterator[Topic]:
+    """Yield the topics, and let other work run after each ``TOPICS_PER_STEP``."""
+    visited = 0
+    for topic in topics:
+        visited += 1 + len(topic.groups)
+        if visited > TOPICS_PER_STEP:
+            await asyncio.sleep(0)
+            visited = 1 + len(topic.groups)
+        yield topic
+
+
 NOT_HELD = "not_held"
 
 Verb = Callable[["Group", "TaskSnapshot", int], str]
@@ -445,9 +460,10 @@ class KeyOperations:
         keys: list[Any] = []
         maps: list[dict[str, Any]] = []
 
-        def find() -> Sequence[int]:
-            keys[:] = list_keys(self._find(names))
-            return [key.task_id for key in keys]
+        def find() -> tuple[Sequence[int], int]:
+            group = self._find(names)
+            keys[:] = list_keys(group)
+            return [key.task_id for key in keys], self._key_control.listing_steps(group)
 
         def act(indexes: range, snapshots: Mapping[int, TaskSnapshot]) -> None:
             nonlocal bytes_left
@@ -482,11 +498,14 @@ class KeyOperations:
         candidates: list[int] = []
         words: dict[int, str] = {}
 
-        def find() -> Sequence[int]:
+        def find() -> tuple[Sequence[int], int]:
             group = self._find(names)
-            held = (held.task_id for held in self._key_control.held_keys(group, KEY_TASKS_MAX))
-            candidates[:] = dict.fromkeys(ids) if key is None else held
-            return candidates
+            if key is None:
+                candidates[:] = dict.fromkeys(ids)
+            else:
+                held_keys = self._key_control.held_keys(group, KEY_TASKS_MAX)
+                candidates[:] = [held.task_id for held in held_keys]
+            return candidates, len(candidates)
 
         def act(indexes: range, snapshots: Mapping[int, TaskSnapshot]) -> None:
             parts.border.act()

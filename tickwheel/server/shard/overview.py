@@ -35,8 +35,8 @@ from tickwheel.history.daemon import dismiss, kill, start_process
 from tickwheel.history.read import S_MAX
 from tickwheel.model.lateness import LATE_MS
 from tickwheel.model.records import id_time_ms
-from tickwheel.server.shard.groups import find_group
-from tickwheel.server.shard.views import Page, age_ms, stats_map, topic_map
+from tickwheel.server.shard.groups import find_group, in_steps
+from tickwheel.server.shard.views import Page, StatsAnswer, age_ms, topic_map
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 FRESH_MS: Final = 450
 LOAD_STEP_MS_DEFAULT: Final = 60_000
 LOAD_STEPS_DEFAULT: Final = 60
-TOPICS_PER_STEP: Final = 64
 CALLERS_PER_STEP: Final = 512
 CELLS_MAX: Final = 3_600
 """Maximum cells of the displayed ring. If there are more slots, a cell represents several."""
@@ -178,9 +177,7 @@ class Watching:
         """Return the sums and the worst troubles of all groups; visit a few topics per step."""
         sums, waits = _Sums(), list[tuple[int, str, str, dict[str, Any]]]()
         core, idle = self._parts.core, list[dict[str, Any]]()
-        for step, topic in enumerate(list(core.topics.values())):
-            if step % TOPICS_PER_STEP == TOPICS_PER_STEP - 1:
-                await asyncio.sleep(0)
+        async for topic in in_steps(list(core.topics.values())):
             sums.groups += len(topic.groups)
             idle += _idle_pauses(topic)
             for group in topic.holders:
@@ -258,10 +255,16 @@ class Watching:
 
     def stats(self, call: Call[Nothing]) -> None:
         """Answer with the daemon's counts. Raise Overloaded."""
-        parts, topic_filter = self._parts, call.topic_filter
-        self._when_loaded(
-            call, lambda: stats_map(parts, parts.clock.read(), self._value_bytes, topic_filter)
-        )
+        self._listings.answer(call, partial(self._stats, call.topic_filter))
+
+    async def _stats(self, topic_filter: TopicFilter | None) -> dict[str, Any]:
+        parts = self._parts
+        now, is_partial = parts.clock.read(), topic_filter is not None
+        stats = StatsAnswer(parts, now, self._value_bytes, is_partial=is_partial)
+        async for topic in in_steps(list(parts.core.topics.values())):
+            if topic_filter is None or topic_filter(topic.name):
+                stats.take(topic)
+        return stats.answer()
 
     def _when_loaded(self, call: Call[Any], compute: Callable[[], dict[str, Any]]) -> None:
         """Answer with the result of ``compute`` as soon as every task is in memory."""
@@ -287,8 +290,12 @@ class Watching:
         core, now = parts.core, parts.clock.read()
         seen = core.topics if topic_filter is None else filter(topic_filter, core.topics)
         names = heapq.nsmallest(limit + 1, (name for name in seen if name > after))
-        maps = ({"topic": name} | topic_map(core, core.topics[name], now) for name in names)
-        return Page(parts, limit, self._value_bytes).answer(maps, "topics", "topic")
+        page, is_all = Page(parts, limit, self._value_bytes), True
+        async for topic in in_steps([core.topics[name] for name in names]):
+            is_all = page.take({"topic": topic.name} | topic_map(core, topic, now))
+            if not is_all:
+                break
+        return {"topics": page.items, "next": None if is_all else page.items[-1]["topic"]}
 
     def show_topic(self, call: Call[OfTopic]) -> None:
         """Answer with a topic's counts, settings and groups, or with NotFound. Raise Overloaded."""

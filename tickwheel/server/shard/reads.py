@@ -473,7 +473,9 @@ BYTES_PER_READ_MAX = 16 << 20
 """Maximum bytes of one read of rows with their bodies."""
 
 Act = Callable[[range, Mapping[int, TaskSnapshot]], None]
-Find = Callable[[], Sequence[int]]
+Find = Callable[[], tuple[Sequence[int], int]]
+"""Returns (ids of a command, number of steps that finding them took)."""
+COMMANDS_PER_READ_MAX = 1_024
 
 
 @dataclass(slots=True, eq=False)
@@ -498,15 +500,16 @@ class Command:
     """Number of processed ids."""
 
     def resolve(self) -> int:
-        """Find the ids, now that the command's turn has come. Return how many were found."""
+        """Find the ids, now that the command's turn has come. Return the number of steps."""
         find, self.find = self.find, None
         if find is None:
             return 0
         try:
-            self.ids = find()
+            self.ids, steps = find()
         except TickwheelError as error:
             self.error = error
-        return len(self.ids)
+            return 0
+        return steps
 
     @property
     def is_over(self) -> bool:
@@ -545,7 +548,7 @@ class Commands:
         ids_per_turn: int = IDS_PER_READ_MAX,
     ) -> None:
         """Queue a command. Raise Overloaded if the queue is full. ``ids`` can be a function that
-        returns the ids when they can be read; an error that it raises is the answer. ``bodies``
+        finds the ids when they can be read; an error that it raises is the answer. ``bodies``
         says whether the command needs bodies. ``ids_per_turn`` is the maximum number of ids on
         which it acts in one turn of the event loop."""
         if len(self.waiting) >= self._commands_max:
@@ -631,13 +634,16 @@ class Commands:
         """Return the next commands, each with the index before which its read stops."""
         parts: list[tuple[Command, int]] = []
         left = IDS_PER_READ_MAX
-        for command in self.waiting:
-            self._ids += command.resolve()
+        for command in islice(self.waiting, COMMANDS_PER_READ_MAX):
+            known = len(command.ids)
+            steps = command.resolve()
+            self._ids += len(command.ids) - known
             is_wanted, stop = command.wanted(), command.at
             if is_wanted:
                 stop = min(len(command.ids), stop + min(left, command.ids_per_turn))
             parts.append((command, stop))
-            left -= stop - command.at
+            # A search can take many more steps than it finds ids.
+            left -= max(steps, stop - command.at)
             if left <= 0 or (is_wanted and stop < len(command.ids)):
                 break
         return parts

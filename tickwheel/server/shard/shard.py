@@ -69,6 +69,8 @@ AFTER_DUE_NS = 20_000
 clock is slightly ahead of the wall clock, a tick without this delay would find nothing due."""
 FIRE_PER_TICK = 4_096
 DISPATCH_PER_TICK = 4_096
+EXPIRED_PER_TICK = 1_024
+"""Maximum number of leases that one tick ends because they have timed out."""
 SCHEDULES_PER_TICK = 64
 """Maximum number of schedules that one tick fires; each can create a hundred tasks."""
 SLEEP_MS_MAX = 1_000
@@ -326,7 +328,7 @@ class Shard:
             more |= self._fire_schedules(now)
             more |= self._check_transactions(now)
             more |= self.engine.firing.request_lapsed(now.now_ms, FIRE_PER_TICK)
-            self.engine.settlement.expire(*now)
+            more |= self.engine.settlement.expire(*now, EXPIRED_PER_TICK)
             dispatches, unfinished = self.engine.delivery.dispatch(*now, DISPATCH_PER_TICK)
             for dispatch in dispatches:
                 self._delivering.write(dispatch, now.now_ms)

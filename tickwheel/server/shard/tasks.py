@@ -45,7 +45,7 @@ from tickwheel.model.records import (
     task_bytes,
 )
 from tickwheel.server import checks
-from tickwheel.server.shard.reads import IDS_PER_READ_MAX, Records
+from tickwheel.server.shard.reads import IDS_PER_READ_MAX, Find, Records
 from tickwheel.server.shard.views import ValueBytes, dead_map, fitting, task_map
 
 if TYPE_CHECKING:
@@ -165,11 +165,12 @@ class Controlling:
         size = 0
         is_cut = False
 
-        def find() -> Sequence[int]:
-            selected.ids = [i for i in reversed(selected.find()) if i < end_id]
+        def find() -> tuple[Sequence[int], int]:
+            ids, steps = selected.find()
+            selected.ids = [i for i in reversed(ids) if i < end_id]
             if request.newest:
                 selected.ids = selected.ids[:NEWEST_EXAMINED_MAX]
-            return selected.ids
+            return selected.ids, steps
 
         def act(indexes: range, snapshots: Mapping[int, TaskSnapshot]) -> None:
             nonlocal size, is_cut
@@ -278,9 +279,10 @@ class Explaining:
         )
         explanations: list[dict[str, Any]] = []
 
-        def find() -> Sequence[int]:
-            selected.ids = list(reversed(selected.find()))[:NEWEST_EXAMINED_MAX]
-            return selected.ids
+        def find() -> tuple[Sequence[int], int]:
+            ids, steps = selected.find()
+            selected.ids = ids[: -NEWEST_EXAMINED_MAX - 1 : -1]
+            return selected.ids, steps
 
         def act(indexes: range, snapshots: Mapping[int, TaskSnapshot]) -> None:
             for task_id in selected.ids_of(indexes, snapshots):
@@ -413,12 +415,13 @@ class _Selected:
             self.topic_and_key = selection.topic, selection.key
 
     @property
-    def to_read(self) -> Sequence[int] | Callable[[], Sequence[int]]:
+    def to_read(self) -> Sequence[int] | Find:
         """The ids, or the function that finds them when they can be read."""
         return self.ids if self.topic_and_key is None else self.find
 
-    def find(self) -> Sequence[int]:
-        """Return the ids, ascending, of all tasks that may have the key. Raise LimitExceeded."""
+    def find(self) -> tuple[Sequence[int], int]:
+        """Return (ids, ascending, of all tasks that may have the key; number of steps). Raise
+        LimitExceeded."""
         assert self.topic_and_key is not None
         keys, limit = self._parts.core.keys, self._parts.limits.key_tasks_max
         count = keys.count(*self.topic_and_key)
@@ -428,7 +431,7 @@ class _Selected:
                 " done; use their ids"
             )
         self.ids = keys.find(*self.topic_and_key)
-        return self.ids
+        return self.ids, count
 
     def ids_of(self, indexes: range, snapshots: Mapping[int, TaskSnapshot]) -> Sequence[int]:
         """Return the ids at ``indexes``. For a key, return only those of unfinished tasks that have

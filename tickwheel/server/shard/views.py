@@ -25,7 +25,6 @@ from tickwheel.model.records import (
     TaskOptions,
     TaskSnapshot,
 )
-from tickwheel.server.shard.callers import TopicFilter
 from tickwheel.server.shard.parts import Parts
 from tickwheel.version import __version__
 
@@ -132,62 +131,95 @@ _TOTALS = (
 )  # fmt: skip
 
 
-def stats_map(
-    parts: Parts, now: Now, value_bytes: ValueBytes, topic_filter: TopicFilter | None = None
-) -> dict[str, Any]:
-    """Return the counts of ``tickwheel stats``; ``docs/protocol.md`` lists the fields. With a topic
-    filter, counts include only its topics, and counts of the whole daemon are left out."""
-    core = parts.core
-    visible = (
-        topic for topic in core.topics.values() if topic_filter is None or topic_filter(topic.name)
-    )
-    topics = {topic.name: topic_map(core, topic, now) for topic in visible}
-    counts = _daemon_counts(parts, topics) if topic_filter is None else _topic_sums(topics)
-    shown, left_out = _fitting_topics(topics, parts.settings.out_room_bytes // 2, value_bytes)
+class StatsAnswer:
+    """The counts of ``tickwheel stats``, of which ``docs/protocol.md`` lists the fields. The caller
+    passes the topics one by one, because all of them would block the loop."""
+
+    def __init__(
+        self, parts: Parts, now: Now, value_bytes: ValueBytes, *, is_partial: bool
+    ) -> None:
+        """With ``is_partial``, counts include only the topics of ``take``, and counts of the whole
+        daemon are left out."""
+        self._parts = parts
+        self._now = now
+        self._value_bytes = value_bytes
+        self._is_partial = is_partial
+        self._bytes_left = parts.settings.out_room_bytes // 2
+        self._sums = dict.fromkeys(_TOPIC_COUNTS + _GROUP_COUNTS, 0)
+        self._shown: dict[str, dict[str, Any]] = {}
+        self._left_out = 0
+
+    def take(self, topic: Topic) -> None:
+        """Add the counts of a topic, and show the topic if it and all earlier ones fit."""
+        sums = self._sums
+        for name, count in _topic_counts(topic).items():
+            sums[name] += count
+        for group in topic.live_groups:
+            for name, count in _group_counts(group).items():
+                sums[name] += count
+        if self._bytes_left >= 0:
+            counts = topic_map(self._parts.core, topic, self._now)
+            self._bytes_left -= self._value_bytes((topic.name, counts))
+            if self._bytes_left >= 0:
+                self._shown[topic.name] = counts
+                return
+        self._left_out += 1
+
+    def answer(self) -> dict[str, Any]:
+        parts, now = self._parts, self._now
+        core = parts.core
+        return {
+            "node": parts.settings.node,
+            "version": __version__,
+            "epoch": parts.epoch,
+            "now_ms": now.now_ms,
+            "uptime_s": (now.mono_ms - parts.started_mono_ms) / 1000,
+            "slots": core.config.slots,
+            "tick_ms": core.config.tick_ms,
+            "slot": core.wheel.slot_of(now.now_ms),
+            "position_ms": core.wheel.position_ms,
+            "store_ok": parts.committer.trouble is None,
+            **(self._sums if self._is_partial else _daemon_counts(parts, self._sums)),
+            "partial": self._is_partial,
+            "topics": self._shown,
+            "topics_left_out": self._left_out,
+        }
+
+
+def _topic_counts(topic: Topic) -> dict[str, int]:
+    """Return ``_TOPIC_COUNTS`` of a topic."""
     return {
-        "node": parts.settings.node,
-        "version": __version__,
-        "epoch": parts.epoch,
-        "now_ms": now.now_ms,
-        "uptime_s": (now.mono_ms - parts.started_mono_ms) / 1000,
-        "slots": core.config.slots,
-        "tick_ms": core.config.tick_ms,
-        "slot": core.wheel.slot_of(now.now_ms),
-        "position_ms": core.wheel.position_ms,
-        "store_ok": parts.committer.trouble is None,
-        **counts,
-        "partial": topic_filter is not None,
-        "topics": shown,
-        "topics_left_out": left_out,
+        "scheduled": topic.scheduled,
+        **topic.held(),
+        "enqueued": topic.enqueued,
+        "delivered": topic.delivered,
+        "acked": topic.acked,
+        "cancelled": topic.cancelled,
     }
 
 
-def _topic_sums(topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the sums over some topics and their groups."""
-    groups = [group for topic in topics.values() for group in topic["groups"].values()]
-    sums = {name: sum(topic[name] for topic in topics.values()) for name in _TOPIC_COUNTS}
-    return sums | {name: sum(group[name] for group in groups) for name in _GROUP_COUNTS}
+def _group_counts(group: Group) -> dict[str, int]:
+    """Return ``_GROUP_COUNTS`` of a group."""
+    counts = {name: getattr(group, name) for name in _GROUP_COUNTS[:-1]}
+    return counts | {"subscribers": len(group.subscribers)}
 
 
-def _daemon_counts(parts: Parts, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the counts of the whole daemon."""
+def _daemon_counts(parts: Parts, sums: Mapping[str, int]) -> dict[str, Any]:
+    """Return the counts of the whole daemon. ``sums`` are those of all topics."""
     core = parts.core
     wheel, totals, registry = core.wheel, core.totals, core.transaction_registry
-    sums = {name: sum(topic[name] for topic in topics.values()) for name in STATES}
     return {
         "wheel_bytes": wheel.memory_bytes,
         "resident_bytes": core.resident_bytes,
         "scheduled": core.scheduled,
-        **sums,
+        **{name: sums[name] for name in STATES},
         "dead": core.dead,
         "dead_total": totals.dead,
         "dead_expired": totals.dead_expired,
         **{name: getattr(totals, name) for name in _TOTALS},
         "batches": parts.committer.last_batch,
         "connections": len(parts.callers),
-        "subscribers": sum(
-            len(group.subscribers) for t in core.topics.values() for group in t.groups.values()
-        ),
+        "subscribers": sums["subscribers"],
         "sessions": len(core.sessions),
         "schedules": len(core.schedule_heap.by_name),
         "transactions": {
@@ -224,19 +256,6 @@ class Page:
         return {name: self.items, "next": None if is_all else self.items[-1][key]}
 
 
-def _fitting_topics(
-    topics: dict[str, dict[str, Any]], bytes_max: int, value_bytes: ValueBytes
-) -> tuple[dict[str, dict[str, Any]], int]:
-    """Return (the first topics, as many as fit into ``bytes_max``; the number of the others)."""
-    shown: dict[str, dict[str, Any]] = {}
-    for name, counts in topics.items():
-        bytes_max -= value_bytes((name, counts))
-        if bytes_max < 0:
-            break
-        shown[name] = counts
-    return shown, len(topics) - len(shown)
-
-
 NOT_STORED = (Merging.KEPT, Merging.REPLACED, Merging.REJECTED)
 
 
@@ -244,12 +263,7 @@ def topic_map(core: Core, topic: Topic, now: Now) -> dict[str, Any]:
     """Return the counts of one topic. Due tasks count as ready even if the topic has no group.
     Tasks of a group that is being deleted count, although the group is not listed."""
     return {
-        "scheduled": topic.scheduled,
-        **topic.held(),
-        "enqueued": topic.enqueued,
-        "delivered": topic.delivered,
-        "acked": topic.acked,
-        "cancelled": topic.cancelled,
+        **_topic_counts(topic),
         **{what.word: topic.merged[what] for what in NOT_STORED},
         "oldest_ready_ms": max(age_ms(group, now) for group in topic.holders),
         "broadcasters": len(topic.broadcasters),
