@@ -137,7 +137,7 @@ class Guard:
         """Return the family and text of each allowed address of ``host``.
 
         Raise ForbiddenAddress if none is allowed, or OSError if the host has none."""
-        literal = _literal(host)
+        literal = literal_of(host)
         if literal is not None:
             self.check(host, str(literal))
             literal_family = socket.AF_INET if literal.version == 4 else socket.AF_INET6
@@ -160,7 +160,7 @@ class Guard:
         return allowed
 
 
-def _literal(host: str) -> Address | None:
+def literal_of(host: str) -> Address | None:
     """Return the address if ``host`` is an address, or None for a name."""
     try:
         return ip_address(host)

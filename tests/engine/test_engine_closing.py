@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from support.engine_recount import recount
-from support.engine_rig import Rig
+from support.engine_rig import CONFIG, Rig
 from tickwheel.model.records import ProgressState
 
 # --- made ----------------------------------------------------------------------------------------
@@ -183,6 +185,53 @@ def test_a_new_group_gets_tasks_due_during_a_deletion(rig: Rig) -> None:
     assert rig.state(old) == "deleted"
     rig.subscribe(group="b")
     assert rig.one().id == late
+
+
+@pytest.mark.parametrize("finishes", [False, True])
+def test_tasks_due_during_a_deletion_do_not_stop_other_topics(finishes: bool) -> None:
+    rig = Rig(replace(CONFIG, loading_max=10))
+    rig.subscribe(group="a", prefetch=0)
+    rig.enqueue()
+    rig.fire()
+    group = rig.close_group("t", "a")
+    late = rig.after(1).store(count=30)
+    rig.fire()
+    while finishes and not rig.drain(group):
+        rig.commit()
+    rig.subscribe(group="b")
+    other = rig.enqueue("other")
+    rig.engine.firing.fire(rig.now_ms, 1_000)
+    assert rig.state(other) == "ready"
+    cancelled = late.pop()
+    assert rig.cancel(cancelled) == "cancelled"
+    while rig.core.refiring:
+        rig.load()
+        rig.engine.firing.fire(rig.now_ms, 1_000)
+        assert len(rig.core.firing) <= 10
+        recount(rig)
+    assert [got.id for got in rig.tick()] == late
+
+
+def test_tasks_due_during_a_deletion_fill_the_backlog() -> None:
+    rig = Rig(replace(CONFIG, backlog_max=3))
+    rig.subscribe(group="a", prefetch=0)
+    rig.enqueue()
+    rig.fire()
+    group = rig.close_group("t", "a")
+    ids = [rig.after(1).enqueue() for _ in range(3)]
+    rig.fire()
+    assert rig.core.full_topics == {"t": None}
+    rig.cancel(ids.pop())
+    assert not rig.core.full_topics
+    ids.append(rig.enqueue())
+    rig.fire()
+    while not rig.drain(group):
+        rig.commit()
+    rig.fire()
+    assert rig.core.full_topics == {"t": None}
+    rig.subscribe(group="b")
+    assert not rig.core.full_topics
+    assert [got.id for got in rig.tick()] == ids
 
 
 @pytest.mark.parametrize("steps", range(5))

@@ -86,6 +86,34 @@ def test_one_task_of_an_order_key_runs_at_a_time() -> None:
     assert rig.ids() == [a2]
 
 
+@pytest.mark.parametrize("closes_again", [False, True])
+def test_tasks_deferred_by_a_deletion_keep_the_order_of_their_key(closes_again: bool) -> None:
+    rig = OrderRig(replace(CONFIG, loading_max=4))
+    rig.subscribe(group="a", prefetch=0)
+    rig.put(None)
+    rig.fire()
+    rig.close_group("t", "a")
+    ids = [rig.after(1).put("k") for _ in range(9)]
+    rig.fire()
+    rig.subscribe(group="b")
+    ids.append(rig.after(1).put("k"))
+    if closes_again:
+        rig.close_group("t", "b")
+        rig.engine.firing.fire(rig.now_ms, 1_000)
+        rig.load()
+        ids.append(rig.after(1).put("k"))
+        rig.subscribe(group="c")
+    delivered = []
+    while len(delivered) < len(ids):
+        rig.engine.firing.fire(rig.now_ms, 1_000)
+        rig.load()
+        recount(rig)
+        while got := rig.dispatch():
+            delivered += [each.id for each in got]
+            rig.done(got[0])
+    assert delivered == ids
+
+
 def test_the_next_task_of_a_key_waits_for_the_durable_ack() -> None:
     rig, (first, second) = rig_with(("a", 0), ("a", 0))
     assert rig.ack(rig.one()) == "acked"

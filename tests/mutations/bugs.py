@@ -216,7 +216,7 @@ DELIVERED = (
     Bug(
         "lease-never-ends",
         "a task whose consumer is gone stays with it",
-        {"Settlement._expire_group": (instead("end_ms <= mono_ms", "False"),)},
+        {"Settlement._search_group": (instead("end_ms <= mono_ms", "False"),)},
         (PROMISES + "a_lease_is_kept_and_then_ends",),
     ),
     Bug(
@@ -879,7 +879,7 @@ CLIENTS = (
     Bug(
         "a-goodbye-that-fails-what-is-in-hand",
         "what a client did not settle before its goodbye counts as a failed attempt",
-        {"Producing.leave": (dropped("release_all"),)},
+        {"Producing._release_some": (dropped("release_all"),)},
         ("tests/server/tcp/test_deaths.py::test_bye_releases_the_deliveries",),
     ),
     Bug(
@@ -989,7 +989,7 @@ WHOLE = (
     Bug(
         "a-subscription-counts-no-bytes",
         "whoever reads slowly has as many bodies in memory as its prefetch says",
-        {"Subscription._hold_back": (without("size_bytes"),)},
+        {"Subscription._hold_back": (without("_bytes_max"),)},
         (UNREAD,),
     ),
     Bug(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import gc
+import io
 import json
 import re
 import socket
@@ -30,6 +31,7 @@ from support.waiting import comes
 from tickwheel import Client, Conflict, NotFound, TargetInfo, Task
 from tickwheel.api import cloudevents
 from tickwheel.client import Retry
+from tickwheel.outbound import process
 from tickwheel.outbound.push import (
     ANSWER_BYTES_MAX,
     INTERIM_MAX,
@@ -708,6 +710,31 @@ async def test_the_log_is_bounded_in_requests_and_in_bytes() -> None:
             await target.resend(target.log[0].number)
     finally:
         await http.close()
+
+
+async def test_all_targets_share_the_limits_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tickwheel.outbound.push.LOGS_BYTES_MAX", 400_000)
+    config = {"url": "tcp://127.0.0.1:1", "token": None, "allow": [], "callbacks": None}
+    row = {
+        "topic": "t", "kind": "push", "url": "https://example.com/", "secrets": [SECRET],
+        "options": {}, "since_ms": 0,
+    }  # fmt: skip
+    sending = process.Sending(config, io.StringIO())
+    try:
+        await sending.handle({"set": row | {"group": "a"}})
+        (job,) = sending._jobs.values()
+        await comes(lambda: job.push is not None)
+        assert job.push is not None
+        for number in range(1, 6):
+            sent = Sent(number, Request("u", "m", {}, bytes(100_000)), (number, 1), {})
+            job.push._keep(sent)
+        assert sum(len(item.request.body) for item in job.push.log) == 400_000
+        assert sending.share_of(process.BYTES_MAX) == process.BYTES_MAX
+        await sending.handle({"set": row | {"group": "b"}})
+        assert sum(len(item.request.body) for item in job.push.log) == 200_000
+        assert sending.share_of(process.BYTES_MAX) == process.BYTES_MAX // 2
+    finally:
+        await sending.stop()
 
 
 @pytest.mark.parametrize(

@@ -517,3 +517,28 @@ async def test_a_runner_runs_once(wheel: TestWheel) -> None:
     assert target.connected == 0
     with pytest.raises(BadRequest, match="has already run"):
         await runner.run()
+
+
+async def test_a_target_that_takes_nothing_holds_limited_bytes(wheel: TestWheel) -> None:
+    free = asyncio.Event()
+
+    async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
+        await free.wait()
+        return [ACK] * len(deliveries)
+
+    stuck = Scripted(answer, batch_max=1, concurrency=30)
+    async with running(wheel.client, stuck, bytes_max=lambda: 300_000) as runner:
+        ids = await enqueue(wheel, *[bytes(100_000)] * 20)
+        await wheel.settle()
+        assert 2 <= stuck.under_way <= 6, "some more can be under way"
+        assert runner.sending_bytes == 100_000 * stuck.under_way
+        await wheel.client.create_group("u", "g")
+        other = Scripted()
+        beside = Runner(wheel.client, "u", "g", other, bytes_max=lambda: 300_000)
+        task = asyncio.create_task(beside.run())
+        await wheel.client.enqueue("u", b"a")
+        await comes(lambda: other.bodies)
+        await beside.stop()
+        await task
+        free.set()
+        await all_are(wheel, ids, "acked")

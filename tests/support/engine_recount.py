@@ -116,12 +116,15 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
             _group(rig, group, known, places)
         assert not (groups and topic.default_backlog is not None)
         assert topic.closing == sum(group.is_closed for group in groups)
-        assert not (topic.deferred and topic.live_groups), "deferred, though there is a group"
+        waiting = topic.deferred.waiting if topic.deferred is not None else {}
+        assert not (waiting and topic.live_groups), "deferred, though there is a group"
+        if topic.deferred is not None and topic.deferred.released:
+            assert core.refiring[topic] is topic.deferred
     scheduled = _scheduled(rig, known, places)
     _tasks(rig, known, places, scheduled)
     all_waits = (g.waiting.values() for t in core.topics.values() for g in t.groups.values())
     waits = sum(at_ms != NEVER_MS for waits in all_waits for at_ms in waits)
-    deferred = sum(len(topic.deferred) for topic in core.topics.values())
+    deferred = sum(len(topic.deferred or ()) for topic in core.topics.values())
     handles = len(scheduled) - len(core.firing) - deferred - len(core.replaced) + waits
     assert len(core.wheel) == handles, "handles on the wheel"
     _lifetimes(rig, known, places)
@@ -367,7 +370,7 @@ def _scheduled(
     placed = {task_id for task_id, _ in places}
     scheduled = {i for i, k in known.items() if i not in placed and not k.dead}
     for task_id, k in known.items():
-        deferred = core.topics[k.row.topic].deferred
+        deferred = core.topics[k.row.topic].deferred or ()
         on_wheel = core.wheel.holds(task_id, k.row.due_ms) or task_id in core.firing
         on_wheel |= task_id in deferred or task_id in core.replaced
         assert core.is_scheduled(k.row) == (task_id in scheduled)

@@ -125,7 +125,7 @@ class InProcess:
             self.shard.committer.kick()
             busy = {
                 "batch": core.sealed is not None or not core.open.is_empty(),
-                "firing": core.firing,
+                "firing": core.firing or core.refiring,
                 "listings": self.shard.listings.count,
                 "commands": self.shard.commands.waiting,
                 "deciding": self.shard.coalescing.waiting,

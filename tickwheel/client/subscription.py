@@ -322,6 +322,9 @@ class Subscription:
         self._credit = self._prefetch
         """The prefetch requested from the daemon; smaller while an old buffer drains."""
         self._bytes_max = subscriptions.buffer_bytes_max
+        self.has_room: Callable[[int], bool] = lambda buffered_bytes: True
+        """Receives the bytes of buffered bodies. While it returns False, no deliveries are
+        requested. It applies if there is one shard, and is called again by each read."""
         self._streak = 0
         self.received = 0
         """Deliveries received."""
@@ -512,7 +515,8 @@ class Subscription:
             if delivery is not None:
                 self._streak += 1
                 return delivery
-            if self._credit != self._prefetch and not self._subscribing:
+            is_short = self._credit != self._prefetch and not self._subscribing
+            if is_short and self.has_room(self._buffer.size_bytes):
                 self._credit = self._prefetch
                 # The old buffer is empty: request the whole prefetch from now on.
                 self._reconnector.spawn(self._send_credit())
@@ -560,8 +564,11 @@ class Subscription:
     def _hold_back(self) -> None:
         """Request no more while the buffer has too many bytes or, where no acks limit the daemon,
         too many deliveries."""
-        is_full = self._buffer.size_bytes >= self._bytes_max or (
-            not self.leased and len(self._buffer) >= self._prefetch
+        size_bytes = self._buffer.size_bytes
+        is_full = (
+            size_bytes >= self._bytes_max
+            or not self.has_room(size_bytes)
+            or (not self.leased and len(self._buffer) >= self._prefetch)
         )
         if self._credit and is_full:
             self._credit = 0

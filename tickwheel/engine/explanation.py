@@ -149,7 +149,8 @@ def _reason_of_scheduled(core: Core, row: TaskRow, context: ExplainContext) -> R
             f" far ahead to be trusted; the daemon's time is {shown_time(context.now_ms)}.",
             context.accept_clock,
         )
-    if row.id in core.topic(row.topic).deferred:
+    deferred = core.topic(row.topic).deferred
+    if deferred is not None and row.id in deferred.waiting:
         return Reason(
             Explained.DELETING,
             f"It came due while the last group of topic {row.topic} was being deleted, and waits"

@@ -13,13 +13,15 @@ not broadcast. Rates apply to groups only.
 from __future__ import annotations
 
 from collections import deque
-from itertools import filterfalse
+from itertools import filterfalse, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from tickwheel.engine.events import EXPIRED
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.engine.topics import (
     DELIVERY_BYTES,
+    Deferred,
     Dispatch,
     Group,
     Item,
@@ -64,6 +66,8 @@ class Firing:
         core.steps_left = STEPS_PER_TICK
         if core.orderings.delayed and self._catch_up(now_ms):
             return True  # each tick sorts the delayed tasks, so there should not be more
+        if core.refiring:
+            self._refire(min(limit, max(1, core.config.loading_max // 2)))
         room = core.config.loading_max + core.uncounted_missing - len(core.firing)
         if room <= 0:
             return False
@@ -96,6 +100,24 @@ class Firing:
             not_resident = filterfalse(resident.__contains__, upcoming)
             core.rows_to_read += [task_id for task_id in not_resident if task_id not in retrying]
         return has_more or core.steps_left <= 0
+
+    def _refire(self, reading_max: int) -> None:
+        """Fire deferred tasks again while at most ``reading_max`` rows are being read, so that the
+        tasks of other topics do not wait for all of them."""
+        core = self._core
+        for topic, deferred in list(islice(core.refiring.items(), reading_max)):
+            room = reading_max + core.uncounted_missing - len(core.firing)
+            if room <= 0:
+                return
+            for _ in range(min(room, len(deferred.released))):
+                task_id, due_ms = deferred.released.popitem(last=False)
+                core.firing[task_id] = due_ms
+                core.rows_to_read.append(task_id)
+                deferred.refired.add(task_id)
+            core.regain_room(topic)
+            if not deferred.released:
+                deferred.refired.clear()
+                del core.refiring[topic]
 
     def process_rows(self, requested: Iterable[int], rows: dict[int, TaskRow], now_ms: int) -> None:
         """Process the rows of ``Core.rows_to_read``. A due task waits until its row is found."""
@@ -159,13 +181,24 @@ class Firing:
             core.wheel.add(row.id, row.due_ms)
             return
         topic = core.topic(row.topic)
+        deferred = topic.deferred
+        if topic in core.refiring and deferred is not None:
+            if has_order(row) and row.id not in deferred.refired:
+                # An earlier task of its order key can be among the deferred tasks.
+                deferred.released[row.id] = row.due_ms
+                core.drop(row.id)
+                return
+            deferred.refired.discard(row.id)
         if (
             topic.closing
             and not topic.live_groups
             and not self._ownership.owners_are_closed(topic, row)
         ):
-            topic.deferred[row.id] = row.due_ms
+            if deferred is None:
+                deferred = topic.deferred = Deferred()
+            deferred.waiting[row.id] = row.due_ms
             core.drop(row.id)
+            core.use_room(topic)
             return
         topic.scheduled -= 1
         core.scheduled -= 1
@@ -211,8 +244,7 @@ class Firing:
         core.add_due(default_backlog, row, now_ms)
         if default_backlog.hold_intervals is None:
             core.ledger.judge(default_backlog, now_ms)
-        if default_backlog.ready_count >= core.config.backlog_max:
-            core.full_topics[default_backlog.topic.name] = None
+        core.use_room(default_backlog.topic)
 
     def _retry_due(self, task_id: int, at_ms: int, now_ms: int) -> bool:
         """Make a task ready in a group that is waiting to retry it at ``at_ms``. Return whether
@@ -461,13 +493,16 @@ class Broadcasts:
                     f"has {broadcaster.size_bytes} unsent bytes",
                     "broadcast_bytes_max",
                 )
-            elif self.waiting_bytes > config.broadcasts_bytes_max:
-                self._cut_largest()
+        if self.waiting_bytes > config.broadcasts_bytes_max:
+            self._cut_largest()
 
     def _cut_largest(self) -> None:
-        """End the broadcast subscription with the largest buffer, to make room for the others."""
-        largest = max(self._waiting, key=lambda broadcaster: broadcaster.size_bytes)
-        if len(largest.buffer) > 1:
+        """End the broadcast subscriptions with the largest buffers until the others are within the
+        limit of bytes. Stop at a buffer of one row, which others can share."""
+        bytes_max = self._core.config.broadcasts_bytes_max
+        for largest in sorted(self._waiting, key=attrgetter("size_bytes"), reverse=True):
+            if self.waiting_bytes <= bytes_max or len(largest.buffer) <= 1:
+                return
             excess = f"is one of several that have {self.waiting_bytes} unsent bytes"
             self._cut(largest, excess, "broadcasts_bytes_max")
 

@@ -106,9 +106,9 @@ class Grouping:
         from now on. With ``by_due`` the start is in the future, and only due times count. The
         filter in ``settings`` applies at once; ``set`` applies the rest."""
         core, last_waiting_id = self._core, 0
+        core.full_topics.pop(topic.name, None)
         if topic.default_backlog is not None:
             group, topic.default_backlog = topic.default_backlog, None
-            core.full_topics.pop(topic.name, None)
             group.name = name
             last_waiting_id = core.wheel_id
             self._ownership.begin_first(group, 0)
@@ -143,10 +143,9 @@ class Grouping:
 
     def release(self, topic: Topic) -> None:
         """Fire again the tasks that waited for the deletion of the topic's last group."""
-        core, deferred = self._core, topic.deferred
-        core.firing.update(deferred)
-        core.rows_to_read += deferred
-        topic.deferred = {}
+        if topic.deferred:
+            topic.deferred.release()
+            self._core.refiring[topic] = topic.deferred
 
     # --- set -------------------------------------------------------------------------------
 
@@ -294,7 +293,7 @@ class Grouping:
     def is_empty(self, topic: Topic) -> bool:
         """Return whether the topic has no tasks, groups or broadcasters."""
         core, default_backlog = self._core, topic.default_backlog
-        if topic.groups or topic.broadcasters or topic.scheduled or topic.deferred:
+        if topic.groups or topic.broadcasters or topic.scheduled:
             return False
         if default_backlog is not None and (default_backlog.ready_count or default_backlog.waiting):
             return False

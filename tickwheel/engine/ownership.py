@@ -213,6 +213,7 @@ class Ownership:
             core.wheel.first_ms(),
             self.unloaded_ms,
             min(core.firing.values(), default=None),
+            min((ms for d in core.refiring.values() for ms in d.released.values()), default=None),
             min((row.due_ms for row in core.replaced.values()), default=None),
         )
         return min((at_ms for at_ms in times if at_ms is not None), default=ID_MAX)

@@ -33,6 +33,7 @@ from tickwheel.engine.ordering import NEVER_MS, KeysToAdvance, Ordering, Orderin
 from tickwheel.engine.sessions import ReplySink, Session, Sessions, StoredAnswer
 from tickwheel.engine.timetables import LoadedSchedule, ScheduleHeap, Undo
 from tickwheel.engine.topics import (
+    Deferred,
     DeliveryAttempts,
     Dispatch,
     Group,
@@ -268,6 +269,12 @@ class IdSource:
         id, this is the time of the next note, within ``NOTE_GAP_MS``."""
         at = bisect_left(self._noted_ids, task_id)
         return min(id_time_ms(task_id), now_ms, *self._noted_ms[at : at + 1])
+
+    def first_since(self, since_ms: int) -> int:
+        """Return the lowest id that ``assigned_ms`` can have at ``since_ms`` or later."""
+        at = bisect_left(self._noted_ms, since_ms)
+        first = id_floor(since_ms, 0)
+        return max(first, self._noted_ids[at - 1] + 1) if at else first
 
 
 class Outcomes:
@@ -547,7 +554,10 @@ class Core:
         self.leased: dict[Group, None] = {}
         """Groups that might have deliveries in flight."""
         self.full_topics: dict[str, None] = {}
-        """Topics without a group whose backlog is at its limit."""
+        """Topics without a group, or whose last group is being deleted, that have ``backlog_max``
+        due tasks."""
+        self.refiring: dict[Topic, Deferred] = {}
+        """The deferred tasks of topics, some of which are to fire again."""
         self.lifetimes = Lifetimes(now_ms, config.slots, config.tick_ms)
         self.lapsed_rows_to_read: list[int] = []
         """Ids of tasks whose time to live has passed. Their records must be passed to
@@ -677,6 +687,16 @@ class Core:
         if not topic.groups:
             self.maybe_idle[topic.name] = None
 
+    def use_room(self, topic: Topic) -> None:
+        """Record that a topic without a live group has one more due task."""
+        if topic.waiting_for_group >= self.config.backlog_max:
+            self.full_topics[topic.name] = None
+
+    def regain_room(self, topic: Topic) -> None:
+        """Record that due tasks might have left a topic."""
+        if topic.name in self.full_topics and topic.waiting_for_group < self.config.backlog_max:
+            del self.full_topics[topic.name]
+
     def find_group(self, topic_name: str, group: str) -> Group | None:
         topic = self.topics.get(topic_name)
         return topic.groups.get(group or DEFAULT_GROUP) if topic is not None else None
@@ -777,7 +797,7 @@ class Core:
             row.due_ms > max(self.wheel.position_ms, self.acted_ms)
             or row.id in self.firing
             or row.id in self.replaced
-            or row.id in self.topic(row.topic).deferred
+            or row.id in (self.topic(row.topic).deferred or ())
             or self.wheel.holds(row.id, row.due_ms)
         )
 
@@ -785,8 +805,8 @@ class Core:
         """Take a scheduled task off the wheel."""
         topic = self.topic(row.topic)
         is_elsewhere = (
-            self.firing.pop(row.id, None) is not None
-            or topic.deferred.pop(row.id, None) is not None
+            (topic.deferred is not None and topic.deferred.remove(row.id))
+            or self.firing.pop(row.id, None) is not None
             or self.replaced.pop(row.id, None) is not None
         )
         if not is_elsewhere:
@@ -794,6 +814,7 @@ class Core:
         topic.scheduled -= 1
         self.scheduled -= 1
         self.drop(row.id)
+        self.regain_room(topic)
         if has_order(row):
             self.hold_order(row)
 
@@ -913,9 +934,8 @@ class Core:
             group.withdraw(task_id, priority_of(row))
             if task_id in group.isolated:
                 self.end_isolation(group, task_id)
-        topic = group.topic
-        if topic.default_backlog is group and group.ready_count < self.config.backlog_max:
-            self.full_topics.pop(topic.name, None)
+        if group.topic.default_backlog is group:
+            self.regain_room(group.topic)
 
     @property
     def waiting_for_attempts(self) -> int:

@@ -254,6 +254,44 @@ class Replay:
         return min(1.0, max(0.0, done / whole)) if whole > 0 else 0.0
 
 
+class Deferred:
+    """The tasks of a topic that came due while its last group was being deleted. They wait until
+    a group is created or the deletion is finished, then fire again in the same order, some in each
+    tick of the shard. They count as scheduled."""
+
+    __slots__ = ("refired", "released", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting = OrderedDict[int, int]()
+        """Id → due_ms of tasks that wait for the end of the deletion."""
+        self.released = OrderedDict[int, int]()
+        """Id → due_ms of tasks that are to fire again."""
+        self.refired = set[int]()
+        """Ids of tasks that have fired again before others of ``released``, and are in
+        ``Core.firing``."""
+
+    def release(self) -> None:
+        """Let the waiting tasks fire again, before those that were released earlier."""
+        if not self.released:
+            self.released, self.waiting = self.waiting, self.released
+        while self.waiting:
+            task_id, due_ms = self.waiting.popitem()
+            self.released[task_id] = due_ms
+            self.released.move_to_end(task_id, last=False)
+
+    def remove(self, task_id: int) -> bool:
+        """Remove a task. Return whether it has yet to fire again."""
+        self.refired.discard(task_id)
+        held = (self.waiting, self.released)
+        return any(ids.pop(task_id, None) is not None for ids in held)
+
+    def __contains__(self, task_id: int) -> bool:
+        return task_id in self.waiting or task_id in self.released
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.released)
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Topic:
     """A topic. While it has no groups, due tasks wait in its ``default_backlog``."""
@@ -276,9 +314,8 @@ class Topic:
     """Whether a group has a filter."""
     cached_steps: int | None = None
     """The number of steps for judging a task by all groups, if it is cached."""
-    deferred: dict[int, int] = field(default_factory=dict)
-    """Id → due_ms of tasks that came due while the last group was being deleted. They wait until
-    the deletion is finished, and count as scheduled."""
+    deferred: Deferred | None = None
+    """None if no task was deferred."""
     default_backlog: Group | None = field(init=False)
     """The nameless group of due tasks that becomes the first group; None while groups exist."""
     broadcasters: dict[Subscriber, None] = field(default_factory=dict)
@@ -297,6 +334,13 @@ class Topic:
 
     def __post_init__(self) -> None:
         self.default_backlog = Group(self, "", 0)
+
+    @property
+    def waiting_for_group(self) -> int:
+        """Number of due tasks of a topic without a live group that wait for one."""
+        deferred = 0 if self.deferred is None else len(self.deferred)
+        backlog = self.default_backlog
+        return deferred if backlog is None else deferred + backlog.ready_count
 
     @property
     def first_group(self) -> Group | None:

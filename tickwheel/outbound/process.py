@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 STATES_S: Final = 0.5
 """Seconds between two reports of the targets' states to the daemon."""
+BYTES_MAX: Final = 256 * 1024 * 1024
+"""Maximum bytes of bodies that wait or are being sent. All targets have equal shares, which frames
+under way can exceed."""
 AGAIN_S: Final = 1.0
 """Seconds before a target is restarted that failed to start, or whose runner has ended."""
 TEST_BODY: Final = b'{"test": true}'
@@ -100,16 +103,20 @@ class Job:
                 if row["options"].get(name) is not None:
                     setattr(target, field, row["options"][name])
         check = partial(sending.guard.check, str(row["url"]).partition("?")[0])
-        return kind(sending.client, topic, group, target, on_settled=self._settled, check=check)
+        return kind(
+            sending.client, topic, group, target, on_settled=self._settled, check=check,
+            bytes_max=lambda: sending.share_of(BYTES_MAX),
+        )  # fmt: skip
 
     def _new_push(self) -> PushTarget:
-        from tickwheel.outbound.push import PushTarget
+        from tickwheel.outbound.push import LOG_BYTES_MAX, LOGS_BYTES_MAX, PushTarget
 
         if self.push is None:  # keep the log of a restarted push
             row, sending = self.row, self._sending
             self.push = PushTarget(
                 sending.http, row["url"], row["secrets"], row["options"],
                 callbacks=sending.callbacks, ended=self._ended,
+                log_bytes_max=lambda: min(LOG_BYTES_MAX, sending.share_of(LOGS_BYTES_MAX)),
             )  # fmt: skip
         return self.push
 
@@ -182,6 +189,10 @@ class Sending:
             self._http = Http(self.guard)
         return self._http
 
+    def share_of(self, bytes_max: int) -> int:
+        """Return the share of each target in a limit of all targets."""
+        return bytes_max // max(1, len(self._jobs))
+
     def tell(self, **fields: Any) -> None:
         """Write a line to the daemon."""
         self._out.write(json.dumps(fields) + "\n")
@@ -206,6 +217,9 @@ class Sending:
         topic_group = (row["topic"], row["group"])
         await self._remove(topic_group)
         self._jobs[topic_group] = Job(row, self)
+        for job in self._jobs.values():
+            if job.push is not None:
+                job.push.trim_log()
 
     async def _remove(self, topic_group: tuple[str, str]) -> None:
         job = self._jobs.pop(topic_group, None)

@@ -152,6 +152,8 @@ LOG_MAX: Final = 200
 LOG_BYTES_MAX: Final = 4 * 1024 * 1024
 """Maximum bytes of request bodies kept per push. Requests whose body is not kept cannot be
 resent."""
+LOGS_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Maximum bytes of request bodies kept for all pushes, which have equal shares."""
 RETRY_AFTER_MAX_S: Final = 86_400.0
 """Maximum seconds of ``Retry-After``."""
 HEADERS_BYTES_MAX: Final = 6 * 1024
@@ -410,8 +412,10 @@ class PushTarget:
         *,
         callbacks: str | None,
         ended: Callable[[str], None],
+        log_bytes_max: Callable[[], int] = lambda: LOG_BYTES_MAX,
     ) -> None:
-        """``callbacks`` is the prefix of callback URLs, or None if there are no callbacks."""
+        """``callbacks`` is the prefix of callback URLs, or None if there are no callbacks.
+        ``log_bytes_max`` returns the maximum bytes of request bodies in the log."""
         self.concurrency = int(options.get("concurrency", 32))
         self.log: deque[Sent] = deque(maxlen=LOG_MAX)
         self.sent = self.acked = self.failed = self.in_flight = self.held = 0
@@ -432,7 +436,7 @@ class PushTarget:
         self._callbacks = callbacks
         self._ended = ended
         self._is_over = False
-        self._log_bytes = 0
+        self._log_bytes, self._log_bytes_max = 0, log_bytes_max
         self._number = 0
 
     async def connect(self) -> None:
@@ -518,8 +522,13 @@ class PushTarget:
             self._log_bytes -= len(self.log[0].request.body)
         self.log.append(sent)
         self._log_bytes += len(sent.request.body)
+        self.trim_log()
+
+    def trim_log(self) -> None:
+        """Forget the oldest request bodies beyond the limit."""
+        bytes_max = self._log_bytes_max()
         for index, entry in enumerate(self.log):
-            if self._log_bytes <= LOG_BYTES_MAX or entry is sent:
+            if self._log_bytes <= bytes_max:
                 break
             self._log_bytes -= len(entry.request.body)
             request = entry.request._replace(body=b"")

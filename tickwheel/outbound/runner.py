@@ -110,7 +110,8 @@ class Runner:
 
     ``prefetch`` is the maximum number of unsettled deliveries (default: two batches for each
     concurrent ``send``). ``on_settled`` is called for each settled delivery. ``check``: see
-    ``checked``.
+    ``checked``. ``bytes_max`` returns the bytes of bodies, waiting and in batches, at which no
+    further deliveries are requested.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class Runner:
         prefetch: int | None = None,
         on_settled: OnSettled | None = None,
         check: Check | None = None,
+        bytes_max: Callable[[], int] | None = None,
     ) -> None:
         self.topic, self.group = topic, group
         self.is_connected = False
@@ -140,7 +142,11 @@ class Runner:
         self._subscription: Subscription = client.subscribe(
             topic, group=group, prefetch=2 * in_progress_max if prefetch is None else prefetch
         )
+        if bytes_max is not None:
+            self._subscription.has_room = lambda waiting: waiting + self.sending_bytes < bytes_max()
         self._leases: Leases | None = None
+        self.sending_bytes = 0
+        """Bytes of the bodies in ``_under_way``."""
         self._under_way: dict[int, list[Delivery]] = {}
         """Unsettled batches, by the identity of their lists."""
         self._lost_deliveries: set[int] = set()
@@ -226,10 +232,13 @@ class Runner:
     async def _lane(self) -> None:
         async for batch in self._subscription.batches(self._target.batch_max):
             self._under_way[id(batch)] = batch
+            size_bytes = sum(len(delivery.raw[3]) for delivery in batch)
+            self.sending_bytes += size_bytes
             assert self._leases is not None, "the runner is running"
             self._leases.begin()
             if await self._forward(batch):
                 del self._under_way[id(batch)]
+                self.sending_bytes -= size_bytes
 
     async def _forward(self, batch: list[Delivery]) -> bool:
         """Send a batch and settle it. Return False if the runner stopped before sending it."""

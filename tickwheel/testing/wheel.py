@@ -327,7 +327,8 @@ class TestWheel:
             if queue.count:
                 return "a listing"
         self._wait_ms = self._next_wait_ms()
-        if core.runnable or (self._wait_ms is not None and self._wait_ms <= 0):
+        is_due = self._wait_ms is not None and self._wait_ms <= 0
+        if core.runnable or core.refiring or is_due:
             asyncio.get_running_loop().call_soon(shard.on_timer)
             return "a due task"
         return ""
@@ -407,9 +408,14 @@ class TestWheel:
             return topic in (None, in_group.topic.name) and group in (None, in_group.name)
 
         lapsed, core = self._lapse(matches), self._shard.core
-        await _until(
-            lambda: core.expiry_mono_ms is None or core.expiry_mono_ms > self._sources.mono_ms()
-        )
+        settlement = self._shard.engine.settlement
+
+        def are_over() -> bool:
+            expiry_mono_ms = core.expiry_mono_ms
+            is_searched = expiry_mono_ms is None or expiry_mono_ms > self._sources.mono_ms()
+            return is_searched and not settlement.is_expiring
+
+        await _until(are_over)
         return lapsed
 
     def lose_replies(self, count: int = 1) -> None:

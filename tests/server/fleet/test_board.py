@@ -15,7 +15,15 @@ from tickwheel.server.fleet.board import (
     Role,
     RoleReport,
     State,
+    how_ended,
 )
+
+
+@pytest.mark.parametrize(
+    ("code", "text"), [(0, "exit code 0"), (-9, "signal SIGKILL"), (-40, "signal 40")]
+)
+def test_every_end_of_a_process_has_a_text(code: int, text: str) -> None:
+    assert how_ended(code) == text
 
 
 def test_a_boards_entry_is_valid_while_its_process_runs() -> None:

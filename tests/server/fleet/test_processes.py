@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,6 +21,7 @@ from tickwheel.limits import SHARDS_MAX
 from tickwheel.persistence import ShardFolder, parse, shard_folder
 from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.server.fleet import processes
+from tickwheel.server.fleet.board import Board
 from tickwheel.server.settings import Settings, load
 from tickwheel.server.shard.callers import OUTBOUND
 
@@ -207,6 +210,36 @@ def test_ports_of_orphaned_daemons_are_waited_for(
         pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port + 1}: Address already"),
     ):
         processes.settings_of_all(given, 2)
+
+
+class HearingParent(processes.Parent):
+    """A parent without processes."""
+
+    def hear(self, numbers: bytes) -> None:
+        self._note_ready(numbers)
+
+
+def test_a_ready_file_that_cannot_be_renewed_ends_no_daemon(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    ready_file = folder / "ready.json"
+    given = settings(tmp_path, ready_file=str(ready_file))
+    daemons = [
+        processes.Process(shard, of_shard)
+        for shard, of_shard in enumerate(processes.settings_of_all(given, 2))
+    ]
+    log = Mock()
+    parent = HearingParent(given, daemons, Board(2), log)
+    with pytest.raises(FileNotFoundError):
+        parent.hear(b"\0\1")
+    for _ in range(2):
+        folder.mkdir()
+        parent.hear(b"\1")
+        assert len(json.loads(ready_file.read_text())["shards"]) == 2
+        shutil.rmtree(folder)
+        log.error.reset_mock()
+        parent.hear(b"\1")
+        parent.hear(b"\1")
+        assert [call.args for call in log.error.call_args_list] == [("ready_file_failed",)]
 
 
 async def test_the_outbound_process_gets_no_route_to_other_shards(rig: ShardRig) -> None:

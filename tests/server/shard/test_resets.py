@@ -4,6 +4,10 @@ the same; restarts, refusals, limits. A whole daemon, with a real history."""
 from __future__ import annotations
 
 import asyncio
+import os
+import sqlite3
+import tempfile
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -14,8 +18,10 @@ import pytest
 from server.shard.test_bulk import put
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS, Peer
+from support.stand_in import stand_in
 from support.waiting import comes
 from tickwheel.api.frames import FrameType as T
+from tickwheel.history import reset_plan
 from tickwheel.history.lines import EventKind
 from tickwheel.history.segments import safe_node
 from tickwheel.persistence.contract import CommitRefused
@@ -379,6 +385,32 @@ async def test_a_reset_whose_plan_fails_names_the_reason(tmp_path: Path) -> None
         assert (code, "reset_plan_bytes_max" in message) == ("refused", True)
         assert not list((tmp_path / "history" / "_state").glob("*.plan"))
         assert daemon.shard.resets.plans == 0
+
+
+async def test_the_files_of_a_plan_are_used_in_threads_only(
+    daemon: InProcess, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk of the history can hang."""
+    used: dict[str, bool] = {}
+
+    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **options: Any) -> Any:
+            in_loop = threading.current_thread() is threading.main_thread()
+            used[function.__name__] = used.get(function.__name__, False) or in_loop
+            return function(*given, **options)
+
+        return call
+
+    for user, module, name in (
+        (resets, tempfile, "mkstemp"), (resets, os, "unlink"), (reset_plan, sqlite3, "connect"),
+    ):  # fmt: skip
+        replaced = stand_in(module, **{name: noted(getattr(module, name))})
+        monkeypatch.setattr(user, module.__name__, replaced)
+    await make(peer, "g")
+    await put(peer, 0)
+    await take(daemon, peer)
+    assert (await tried(daemon, peer))["tasks"] == 1
+    assert used == {"mkstemp": False, "unlink": False, "connect": False}
 
 
 # --- what is wrong -------------------------------------------------------------------------------

@@ -300,6 +300,23 @@ async def test_concurrent_host_lookups_are_limited(
     assert (await other.do(T.PUSH_SET, *pushes[2]))["created"]
 
 
+async def test_all_hosts_of_a_target_share_the_time_to_resolve_them(
+    daemon: InProcess,
+    sender: FakeSender,
+    monkeypatch: pytest.MonkeyPatch,
+    are_known: threading.Event,
+) -> None:
+    monkeypatch.setattr(shard_targets, "RESOLVE_S_MAX", 0.05)
+    hosts = ",".join(f"{n}.slow.test" for n in range(100))
+    peer = daemon.connect()
+    frame = T.FORWARD_SET, "t", "g", f"kafka://{hosts}/t", None
+    assert (await peer.do(*frame))["created"]
+    targeting = daemon.daemon.listener._active.operations.targeting
+    assert (targeting._resolving, targeting._guard.look_ups.count) == (0, 1)
+    code, message = await peer.refused(*frame[:3], f"kafka://{hosts},127.0.0.1/t", None)
+    assert code == "bad_request" and "127.0.0.1 is not a public address" in message
+
+
 async def test_a_push_without_secrets_keeps_the_newest(
     daemon: InProcess, sender: FakeSender, are_known: threading.Event
 ) -> None:

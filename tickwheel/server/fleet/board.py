@@ -156,7 +156,11 @@ def _bulletin_offset(number: int) -> int:
 
 def how_ended(code: int) -> str:
     """Return a text for an exit code, or for a signal if ``code`` is negative."""
-    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):  # a real-time signal has no name
+        return f"signal {signal.Signals(-code).name}"
+    return f"signal {-code}"
 
 
 # --- a daemon's access to its node ----------------------------------------------------------------

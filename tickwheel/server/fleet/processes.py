@@ -217,6 +217,8 @@ class Parent:
         self._board = board
         self._log = log
         self._is_ending = False
+        self._is_ready_file_current: bool | None = None
+        """None before the ready file is written for the first time."""
         self.code = 0
         """Exit code after all processes have ended."""
         self.lifeline = -1
@@ -390,6 +392,8 @@ class Parent:
         self._write_ready_file(str(first.advertise), first.http_url, **extra)
 
     def _write_ready_file(self, url: str, http: str | None, **extra: object) -> None:
+        """Write the ready file. Raise OSError only if it was never written, because a full disk
+        must not end daemons that serve."""
         if self._settings.ready_file is None:
             return
         shards = [
@@ -397,7 +401,18 @@ class Parent:
             for p in self._shards
             if p.is_wanted
         ]
-        daemon.write_ready_file(Path(self._settings.ready_file), url, http, **extra, shards=shards)
+        path = Path(self._settings.ready_file)
+        try:
+            daemon.write_ready_file(path, url, http, **extra, shards=shards)
+        except OSError as error:
+            if self._is_ready_file_current is None:
+                raise
+            if self._is_ready_file_current:
+                detail = f"{path}: {error.strerror}; it keeps its contents until a process restarts"
+                self._log.error("ready_file_failed", detail=detail)
+            self._is_ready_file_current = False
+        else:
+            self._is_ready_file_current = True
 
 
 def _event_of(process: Process) -> tuple[str, dict[str, int]]:

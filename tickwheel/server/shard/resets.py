@@ -39,6 +39,7 @@ from tickwheel.server import checks
 from tickwheel.server.shard.bulk import PAGE, SLICE, check_room, submit
 from tickwheel.server.shard.groups import find_group
 from tickwheel.server.shard.reads import when_back
+from tickwheel.waiting import in_thread
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -73,17 +74,46 @@ class PlanThread:
 
     def __init__(self, path: str, bytes_max: int) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reset")
-        self._plan = Plan(path, bytes_max)
+        self._opening = self._thread.submit(_open, path, bytes_max)
 
     async def do(self, act: Callable[..., T], *args: object) -> T:
-        """Call a method of ``Plan`` in the thread and return its result."""
+        """Call a method of ``Plan`` in the thread and return its result. Raise sqlite3.Error, also
+        if the plan cannot be opened."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, act, self._plan, *args)
+        return await loop.run_in_executor(self._thread, self._do, act, *args)
+
+    def _do(self, act: Callable[..., T], *args: object) -> T:
+        return act(self._opening.result(), *args)
 
     def close(self) -> None:
         """Close the plan once the running call has ended."""
-        self._thread.submit(self._plan.close)
+        self._thread.submit(self._do, Plan.close)
         self._thread.shutdown(wait=False)
+
+
+def _open(path: str, bytes_max: int) -> Plan:
+    """Open the file of a plan and unlink it. Its space is freed when it is closed, no matter how
+    this process ends. Without a path, the file is temporary."""
+    try:
+        return Plan(path, bytes_max)
+    finally:
+        if path:
+            _unlink(path)
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def _create_file(folder: Path, prefix: str) -> str:
+    """Create the empty file of a plan and return its path. Raise OSError."""
+    # Plans are created one at a time and unlinked, so these files were left by a killed daemon.
+    for leftover in folder.glob(f"{prefix}*.plan"):
+        leftover.unlink(missing_ok=True)
+    handle, path = tempfile.mkstemp(".plan", prefix, folder)
+    os.close(handle)
+    return path
 
 
 class Resets:
@@ -227,14 +257,10 @@ class Resets:
         shard, folder = self._engine.core.config.shard, Path(settings.history_dir) / STATE
         prefix = f"reset-{safe_node(settings.node)}-s{shard}-"
         try:
-            # Plans are created one at a time and unlinked, so these files were left by a killed
-            # daemon.
-            for leftover in folder.glob(f"{prefix}*.plan"):
-                leftover.unlink(missing_ok=True)
-            handle, path = tempfile.mkstemp(".plan", prefix, folder)
+            # In threads, because the disk of the history can be slow or hang.
+            path = await in_thread(partial(_create_file, folder, prefix))
         except OSError as error:
             raise CannotPlan(f"{folder}: {error.strerror}") from None
-        os.close(handle)
         try:
             request = reset_plan.request(
                 path, settings.history_dir, shard, settings.reset_plan_bytes_max, wanted
@@ -243,12 +269,10 @@ class Resets:
                 await _make_file(request, is_wanted)
             except CannotPlan as error:
                 raise self._as_cannot_plan(str(error)) from None
-            return PlanThread(path, settings.reset_plan_bytes_max)
-        finally:
-            # The file is open. Its space is freed when it is closed, no matter how this process
-            # ends.
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+        except BaseException:
+            await in_thread(partial(_unlink, path))
+            raise
+        return PlanThread(path, settings.reset_plan_bytes_max)
 
     async def _from_store(
         self, plan: PlanThread, wanted: ResetScope, until_id: int, is_wanted: Callable[[], bool]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sized
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
@@ -36,7 +37,15 @@ from tickwheel.model.kinds import TargetRow
 from tickwheel.server import checks
 from tickwheel.server.shard.callers import OUTBOUND, Caller
 from tickwheel.server.shard.groups import begin_group, find_group, find_room, targets_changed
-from tickwheel.webhooks import NEEDS_EXTRA, PRIVATE, Callback, ForbiddenAddress, Guard, read_token
+from tickwheel.webhooks import (
+    NEEDS_EXTRA,
+    PRIVATE,
+    Callback,
+    ForbiddenAddress,
+    Guard,
+    literal_of,
+    read_token,
+)
 
 if TYPE_CHECKING:
     from tickwheel.api.groups import OfGroup
@@ -49,9 +58,11 @@ if TYPE_CHECKING:
 
 PUSH, FORWARD = "push", "forward"
 RESOLVE_S_MAX: Final = 3.0
-"""Maximum seconds to resolve a host when a target is set; it is resolved again later."""
+"""Maximum seconds to resolve the hosts of a target when it is set; they are resolved again
+later."""
 LOOK_UPS_MAX: Final = 64
-"""Maximum number of hosts that are being resolved, including those that nobody waits for."""
+"""Maximum number of targets whose hosts are being resolved, one host after the other, and of hosts
+that are being resolved, including those that nobody waits for."""
 PORTS: Final = {"http": 80, "https": 443}
 PUSH_OPTIONS: Final = (
     "format", "concurrency", "request_timeout_ms", "connect_timeout_ms", "callback_lease_ms",
@@ -388,16 +399,20 @@ def check_no_target(parts: Parts, caller: Caller, topic: object, group: object) 
 
 
 async def why_forbidden(guard: Guard, url: str) -> ForbiddenAddress | None:
-    """Return why a URL is forbidden; None if it is allowed or its host cannot be resolved."""
+    """Return why a URL is forbidden; None if it is allowed or its hosts cannot be resolved in
+    time. A broker's URL can name hundreds of hosts."""
     default_port = PORTS.get(url.partition(":")[0].lower(), 0)
-    for host, port in hosts_of(url):
-        try:
-            async with asyncio.timeout(RESOLVE_S_MAX):
-                await guard.resolve(host, port or default_port)
-        except ForbiddenAddress as error:
-            return error
-        except (OSError, UnicodeError):
-            continue  # TimeoutError is an OSError
+    # Addresses come first, because their check needs no time.
+    hosts = sorted(hosts_of(url), key=lambda host: literal_of(host[0]) is None)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(RESOLVE_S_MAX):
+            for host, port in hosts:
+                try:
+                    await guard.resolve(host, port or default_port)
+                except ForbiddenAddress as error:
+                    return error
+                except (OSError, UnicodeError):
+                    continue  # it has no address
     return None
 
 
