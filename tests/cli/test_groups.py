@@ -196,7 +196,7 @@ async def test_deleting_a_group_prints_its_counts(capsys: pytest.CaptureFixture[
         T.GROUP_DELETE,
         held,
     )
-    assert asked == ("orders", "g", True)
+    assert asked == ("orders", "g", True, {"dry_run": False})
     assert capsys.readouterr().out == "orders  g  deleted with 1,500 ready, 2 waiting\n"
 
 
@@ -214,7 +214,7 @@ async def test_deleting_a_topic_prints_its_counts(capsys: pytest.CaptureFixture[
     asked = await _ask(
         lambda call: groups.delete_topic(call, topic="orders", force=True), T.TOPIC_DELETE, held
     )
-    assert asked == ("orders", True)
+    assert asked == ("orders", True, {"dry_run": False})
     answer = capsys.readouterr().out
     assert answer == "orders  deleted with 1,500 scheduled, 1 in flight, 2 dead, 3 groups\n"
 

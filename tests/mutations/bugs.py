@@ -605,7 +605,7 @@ TOGETHER = (
     Bug(
         "restore-begins-too-late",
         "a restore passes over events since the backup that are about tasks in it",
-        {"history/read:Start.is_backed_up": (instead('event["time_ms"] < self.since_ms', "True"),)},
+        {"history/read:Start.is_backed_up": (instead("time_ms < self.since_ms", "True"),)},
         ("tests/history/test_restore.py::test_a_restore_begins_at_the_backup[3]",),
     ),
     Bug(
