@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from tickwheel import waiting
 from tickwheel.waiting import cancel_all
 
 
-async def test_a_task_that_loses_its_cancellation_ends_all_the_same() -> None:
+async def test_a_task_that_loses_its_cancellation_is_cancelled_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(waiting, "AGAIN_S", 0.01)
     lost = 0
 
     async def work() -> None:

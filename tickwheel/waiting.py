@@ -28,13 +28,14 @@ async def finish_despite_cancellation(work: Awaitable[_T]) -> _T:
     return result
 
 
-AGAIN_S = 0.1
+AGAIN_S = 5.0
+"""Seconds that a cancelled task has for its end before it is cancelled again."""
 
 
 async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancel tasks and wait for their ends, whatever these are. Cancel again what has not ended
-    after ``AGAIN_S``: a library can report the result or the loss of a connection that came at the
-    same moment, and then the task goes on."""
+    """Cancel tasks and wait until they have ended, ignoring their errors. A task that has not ended
+    after ``AGAIN_S`` is cancelled again: a library can report a result, or the loss of its
+    connection, that came at the same moment, instead of the cancellation."""
     pending = {task for task in tasks if not task.done()}
     while pending:
         for task in pending:

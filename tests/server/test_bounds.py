@@ -473,7 +473,9 @@ async def test_remembered_outcomes_of_all_sessions_are_limited(make: Make) -> No
     idle.lose()
     rig.sources.ahead_ms = -DAY_MS
     rig.pass_time(61_000)
-    rig.core.sessions.get(busy.connection.caller.session.key).use(*rig.shard.clock.read())  # type: ignore[union-attr]  # it has one
+    session = rig.core.sessions.get(busy.connection.caller.session.key)
+    assert session is not None
+    session.use(*rig.shard.clock.read())
     ok(await busy.call(T.ENQUEUE, floor, [("t", b"x", DAY_MS)]))
     assert len(rig.core.sessions) == 1
     # Without a session nothing is remembered.

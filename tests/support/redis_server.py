@@ -42,7 +42,7 @@ def program() -> str:
 
 
 PATIENT = "connect_ms=20000&call_ms=20000"
-"""For those who need no answer in time: a machine that stands still for a second is no failure."""
+"""Options of a client that can wait: a machine may pause for a second during a test."""
 
 
 class RedisServer:

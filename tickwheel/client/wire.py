@@ -19,7 +19,7 @@ from tickwheel.api.verbs import VERBS
 from tickwheel.client.client import Client
 from tickwheel.client.merging import ask_in_parts, status_of
 from tickwheel.client.producer import Partly, outcomes_of
-from tickwheel.client.requests import own_name, raise_first
+from tickwheel.client.requests import raise_first
 from tickwheel.client.shards import AWAY, checked_basis
 from tickwheel.client.tasks import merged_receipts, receipts, size_of
 from tickwheel.errors import TickwheelError
@@ -119,8 +119,6 @@ class WireClient(LinkedClient):
         shards = await self._know_shards()
         if verb.name == "preview_bulk":
             return await self._whole_preview(values)
-        if verb.name in ("make_bulk", "reset_group") and values.get("id") is None:
-            values["id"] = own_name(values.get("kind", "reset"))  # the same if it is repeated
         fields = verb.request_type.to_frame(values)
         if shards is not None and verb.routing is Routing.PAGES:
             return await shards.page(verb, values, None)

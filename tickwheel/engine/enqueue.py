@@ -462,7 +462,7 @@ class _SameKey:
     snapshots: list[TaskSnapshot]
     """The tasks, newest first."""
     pending: dict[bool, TaskSnapshot | None] = field(default_factory=dict)
-    """Whether a started task is no longer pending → the newest pending task, once searched."""
+    """Whether a task is pending only until it starts → the newest pending task, once found."""
     examined: int = 0
     """Number of tasks of ``snapshots`` that ``_overtake`` has examined."""
 

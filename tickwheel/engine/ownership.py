@@ -179,8 +179,8 @@ def is_done(snapshot: TaskSnapshot, group: Group) -> bool:
 
 
 def newer_of(snapshot: TaskSnapshot) -> int | None:
-    """Return the id of the newer task that has replaced a due task, 0 if the id is no longer
-    known, or None if none has. Groups without a record of the task must then not receive it."""
+    """Return the id of the newer task that has replaced a due task: 0 if the id is unknown, None if
+    no task has replaced it. Groups without a record of a replaced task must not receive it."""
     rows = snapshot.progress.values()
     newer_id = max((row.replaced_by for row in rows), default=0)
     is_replaced = newer_id or any(row.state is ProgressState.REPLACED for row in rows)

@@ -186,8 +186,8 @@ class Control:
         return views
 
     def _retries_left(self, group: Group, row: TaskRow, counted: int) -> int | None:
-        """Return how many retries are left after ``counted`` failed or unfinished deliveries, or
-        None if there is no limit. An order key replaces the retry policy."""
+        """Return how many retries are left after ``counted`` failed or unfinished deliveries; None
+        if there is no limit. For a task with an order key, order settings replace the policy."""
         if has_order(row):
             attempts_max = OrderRules.of(group.settings.order).attempts
             return None if attempts_max is None else max(0, attempts_max - max(1, counted))

@@ -414,7 +414,7 @@ class PushTarget:
         ended: Callable[[str], None],
         log_bytes_max: Callable[[], int] = lambda: LOG_BYTES_MAX,
     ) -> None:
-        """``callbacks`` is the prefix of callback URLs, or None if there are no callbacks.
+        """``callbacks`` is the prefix of callback URLs; with None, requests have no callback URL.
         ``log_bytes_max`` returns the maximum bytes of request bodies in the log."""
         self.concurrency = int(options.get("concurrency", 32))
         self.log: deque[Sent] = deque(maxlen=LOG_MAX)

@@ -252,6 +252,7 @@ class ServerNodes:
 # --- administration ------------------------------------------------------------------------------
 
 INIT_OWNER: Final = "init"
+"""The owner of a shard that an operator has initialized."""
 RESTORE_OWNERS: Final = "restore/"
 """Prefix of the owners of a shard while a restore fills it."""
 
@@ -259,12 +260,10 @@ RESTORE_OWNERS: Final = "restore/"
 def check_whole(shard: str, owner: str) -> None:
     """Raise StoreAway if a shard has no data of a daemon, or may not have all of it."""
     if owner in ("", INIT_OWNER) or owner.startswith(RESTORE_OWNERS):
-        raise StoreAway(
-            f"{shard} is {f'owned by {owner}' if owner else 'empty'}; no daemon uses it"
-        )
+        state = f"owned by {owner}" if owner else "empty"
+        raise StoreAway(f"{shard} is {state}; no daemon uses it")
 
 
-"""The owner of a shard that an operator has initialized."""
 WATCH_STEP_S: Final = 0.25
 
 

@@ -360,8 +360,8 @@ class PostgresSiblings:
 
         existing = await self._read(shard, read)
         if existing is None:
-            check_whole(f"shard {shard}", "")
-        return existing or ()
+            raise StoreAway(f"shard {shard} is empty; no daemon uses it")
+        return existing
 
     async def _read(self, shard: int, read: Callable[[str, str], Awaitable[_T]]) -> _T | None:
         """Call ``read`` with the current generation and the owner of a shard, inside a snapshot.

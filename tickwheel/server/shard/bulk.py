@@ -463,7 +463,7 @@ class Bulks:
         checks.storable_bulk(wanted)
 
         def make() -> BulkRow:
-            # Of several shards, each knows the id, even if only others have tasks of the topic.
+            # With several shards, each registers the id, even without tasks of the topic.
             if wanted.topic not in core.topics and core.versions.shards == 1:
                 raise NotFound(f"there is no topic {wanted.topic}")
             check_room(core)

@@ -531,8 +531,8 @@ class Producing:
         return core.config.session_outcomes_max - core.sessions.answer_count
 
     def _check_outcomes(self, session: Session, now: Now, count: int = 1) -> None:
-        """Make room to remember ``count`` more answers, forgetting idle sessions if necessary, and
-        record the use of the session. Raise Overloaded if there is no room."""
+        """Record the use of the session, and make room to remember ``count`` more answers, if
+        necessary by forgetting idle sessions. Raise Overloaded if there is no room."""
         core, mono_ms = self._core, now.mono_ms
         if session.weight + count > self._outcomes_max:
             raise Overloaded(

@@ -74,13 +74,13 @@ function next(task, why, refresh) {
   if (task.state === "scheduled" || !groups.length) return [h("li", null, because(why))];
   return groups.map(([name, group]) => {
     const who = h("b", null, name), tries = group.failures.length ? ` after ${many(group.failures.length, "failed attempt")}` : "";
-    const reason = group.failures.at(-1)?.reason;
-    if (group.state === "waiting") return h("li", null, who, `: attempt ${count(group.attempt + 1)} comes `, time(group.at_ms), reason && group.failures.at(-1).attempt === group.attempt ? ` because ${reason.startsWith("consumer_died") ? "the consumer of the last one died" : "the last one failed"}: ${reason}` : group.snoozes ? " because it was postponed" : "", !Number.isInteger(group.retries_left) ? "." : `. ${group.retries_left === 1 ? "1 retry is" : `${count(group.retries_left)} retries are`} left.`);
+    const last = group.failures.at(-1), reason = last?.attempt === group.attempt ? last.reason : undefined;
+    if (group.state === "waiting") return h("li", null, who, `: attempt ${count(group.attempt + 1)} comes `, time(group.at_ms), reason ? ` because ${reason.startsWith("consumer_died") ? "the consumer of the last one died" : "the last one failed"}: ${reason}` : group.snoozes ? " because it was postponed" : "", !Number.isInteger(group.retries_left) ? "." : `. ${group.retries_left === 1 ? "1 retry is" : `${count(group.retries_left)} retries are`} left.`);
     if (group.state === "in_flight") return h("li", null, who, `: attempt ${count(group.attempt)} is with a subscriber. Its lease ends `, time(group.at_ms), "; without an ack it comes again.");
     const said = [why, ...why.others].find((explanation) => explanation.group === name);
     if (group.state === "ready") return h("li", null, who, `: ready since `, time(group.at_ms), `${tries}. `, said ? because(said) : "");
-    if (group.state === "held") return h("li", null, who, ": held since ", time(group.at_ms), reason && group.failures.at(-1).attempt === group.attempt ? ` because ${reason}` : "", ", and its order key with it. ", link(`#/groups?topic=${part(task.topic)}&group=${part(name)}`, "An operator must decide."));
-    if (group.state === "dead") return h("li", null, who, ": given up ", time(group.at_ms), reason && group.failures.at(-1).attempt === group.attempt ? ` because ${reason}` : "", ". ", link(`#/dead?topic=${part(task.topic)}&group=${part(name)}`, "To the dead letters"), " ", deadActs(task, name, refresh));
+    if (group.state === "held") return h("li", null, who, ": held since ", time(group.at_ms), reason ? ` because ${reason}` : "", ", and its order key with it. ", link(`#/groups?topic=${part(task.topic)}&group=${part(name)}`, "An operator must decide."));
+    if (group.state === "dead") return h("li", null, who, ": given up ", time(group.at_ms), reason ? ` because ${reason}` : "", ". ", link(`#/dead?topic=${part(task.topic)}&group=${part(name)}`, "To the dead letters"), " ", deadActs(task, name, refresh));
     if (group.state === "filtered") return h("li", null, who, ": excluded by its filter.");
     return h("li", null, who, `: ${group.state.replaceAll("_", " ")} `, group.at_ms ? time(group.at_ms) : "");
   });
