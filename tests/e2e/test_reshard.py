@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -238,16 +239,18 @@ async def deliver_all(daemon: Daemon, ids: dict[str, list[int]], before: dict[st
 
 
 def json_task(key: str | None, **more: Any) -> dict[str, Any]:
-    return (
-        {"topic": "t", "body": "x", "delay_ms": HOUR * 1000} | more | ({"key": key} if key else {})
-    )
+    task = {"topic": "t", "body": "x", "delay_ms": HOUR * 1000, "key": key} | more
+    return {name: value for name, value in task.items() if value is not None}
 
 
 KEYS = ["a", "b", "c", "d", None, "e"]
+DUE_MS = (int(time.time()) + HOUR) * 1000
 REQUESTS: dict[str, Any] = {
     **{f"one-{key}": json_task(key) for key in KEYS},
     "many": {"tasks": [json_task(key, delay_ms=HOUR * 1000 + n) for n, key in enumerate(KEYS)]},
     "kept": {"tasks": [json_task(key, if_pending="keep") for key in KEYS if key]},
+    "at": {"tasks": [json_task(key, delay_ms=None, due_ms=DUE_MS) for key in KEYS]},
+    "windows": {"tasks": [json_task(key, within_ms=HOUR * 1000) for key in KEYS]},
 }
 """Idempotency key → the request."""
 
@@ -312,7 +315,7 @@ async def test_resharding_keeps_idempotency_keys(home: Home, begins: int) -> Non
         async with Client(daemon.url) as client:
             stored = [task.id async for task in client.list_tasks()]
         singles = [one["id"] for name, one in before.items() if name.startswith("one")]
-        many = [task["id"] for name in ("many", "kept") for task in before[name]["tasks"]]
+        many = [task["id"] for one in before.values() for task in one.get("tasks", ())]
         assert set(map(str, stored)) == {*singles, *many, *(whole or ())}
         assert await daemon.aterminate() == 0
 

@@ -38,7 +38,7 @@ from tickwheel.api.shapes import Answer, Field, Request, called, maybe_when, pla
 from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Routing, Verb
 from tickwheel.errors import BadRequest
-from tickwheel.limits import Limits
+from tickwheel.limits import Limits, delay_of_level
 from tickwheel.model.values import INTEGER_MIN, shard_of
 
 Value = str | int | float | bool
@@ -105,6 +105,26 @@ def indexes_by_shard(tasks: Sequence[Any], key: bytes, shards: int) -> dict[int,
         shard = home if basis is None else shard_of(basis, shards)
         parts.setdefault(shard, []).append(index)
     return parts
+
+
+def due_of(wire: Sequence[Any], accepted_ms: int, levels_ms: Sequence[int]) -> int:
+    """Return the due time, in ms, of a task of an ENQUEUE that a daemon with these delay levels
+    accepted at ``accepted_ms``; a past time counts as now. A due window is not considered."""
+    delay_ms = wire[2]
+    if delay_ms is None:
+        level = wire[3].get("delay_level")
+        if level is not None:
+            return accepted_ms + delay_of_level(levels_ms, level)
+        due_ms: int = wire[3]["due_ms"]
+        return max(accepted_ms, due_ms)
+    return accepted_ms + int(delay_ms)
+
+
+def has_window(wire: Any) -> bool:
+    """Return whether the daemon chooses the due time of a task of an ENQUEUE, which may not have
+    been checked, in a due window."""
+    is_long = type(wire) is tuple and len(wire) == 4
+    return is_long and type(wire[3]) is dict and wire[3].get("within_ms") is not None
 
 
 def rest_key(key: bytes) -> bytes:

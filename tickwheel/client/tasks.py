@@ -20,13 +20,13 @@ from typing import Any, NamedTuple, TypeVar, cast, overload
 from tickwheel.api.frames import Outcome
 from tickwheel.api.kinds import ENCODING
 from tickwheel.api.policies import task_rule_wire
-from tickwheel.api.tasks import TaskFields, check_options
+from tickwheel.api.tasks import TaskFields, check_options, due_of
 from tickwheel.api.times import Duration, duration_ms, moment, moment_ms
 from tickwheel.client.encodings import Codec
 from tickwheel.client.keywords import TaskKeywords
 from tickwheel.client.task_options import Task, checked_options, is_bare
 from tickwheel.errors import BadRequest, BodyTooLarge, DueTooFar, LimitExceeded, shown
-from tickwheel.limits import Limits, delay_of_level
+from tickwheel.limits import Limits
 from tickwheel.protocol import encode
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -337,19 +337,6 @@ def frame_slices(sizes: Sequence[int], limits: Limits, count_max: int) -> Iterab
             start, size = index, task_size
     if start < len(sizes):
         yield start, len(sizes)
-
-
-def due_of(wire: WireTask, accepted_ms: int, levels_ms: Sequence[int]) -> int:
-    """Return the due time of a task that a daemon with these delay levels accepted at
-    ``accepted_ms``; a past time counts as now."""
-    delay_ms = wire[2]
-    if delay_ms is None:
-        level = wire[3].get("delay_level")
-        if level is not None:
-            return accepted_ms + delay_of_level(levels_ms, level)
-        due_ms: int = wire[3]["due_ms"]
-        return max(accepted_ms, due_ms)
-    return accepted_ms + int(delay_ms)
 
 
 def receipts(

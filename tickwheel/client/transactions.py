@@ -14,11 +14,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from tickwheel.api.frames import CountFrom, FrameType
+from tickwheel.api.tasks import due_of
 from tickwheel.api.times import Duration
 from tickwheel.client.keywords import TaskKeywords
 from tickwheel.client.requests import read
 from tickwheel.client.task_options import Task
-from tickwheel.client.tasks import Receipt, WireTask, due_of, frame_slices, spelled_out, task_of
+from tickwheel.client.tasks import Receipt, WireTask, frame_slices, spelled_out, task_of
 from tickwheel.errors import (
     BadRequest,
     Conflict,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import ID
-from tickwheel.api.tasks import indexes_by_shard, rest_key
+from tickwheel.api.tasks import has_window, indexes_by_shard, rest_key
 from tickwheel.api.verb import Routing
 from tickwheel.api.verbs import VERBS
 from tickwheel.client.client import Client
@@ -224,7 +224,8 @@ class WireClient(LinkedClient):
             indexes = parts.get(shard, [])
             plain = receipts([tasks[index] for index in indexes], ids, accepted_ms, levels_ms)
             for index, receipt, (outcome, due_ms) in zip(indexes, plain, outcomes, strict=True):
-                due_ms = receipt.due_ms if due_ms is None else due_ms
+                if due_ms is None and not has_window(tasks[index]):
+                    due_ms = receipt.due_ms
                 by_index[index] = receipt._replace(due_ms=due_ms, outcome=outcome)
         return by_index
 

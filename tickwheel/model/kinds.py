@@ -511,7 +511,10 @@ def _session(
     once: Iterable[Any] = NOT_ONCE,
 ) -> SessionRow:
     key, shards, answered = once
-    parts = [(*part[:4], _merged(part[4])) for part in answered]
+    parts = [
+        (*part[:4], _merged(part[4]), tuple(map(tuple, part[5] if len(part) > 5 else ())))
+        for part in answered
+    ]
     return SessionRow(
         session,
         floor,

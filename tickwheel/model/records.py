@@ -583,6 +583,9 @@ class OncePart(NamedTuple):
     accepted_ms: int
     merged: Merged = ()
     """The outcome of each task, if the tasks had rules."""
+    chosen: tuple[tuple[int, int], ...] = ()
+    """(id, due_ms) of each task whose due time the daemon chose in its due window, unless the task
+    had ended."""
 
 
 class Once(NamedTuple):

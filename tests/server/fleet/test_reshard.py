@@ -369,6 +369,21 @@ def test_idempotency_answers_move_to_their_new_home_shard(tmp_path: Path) -> Non
         assert [folder.read(shard).of(SESSION) for shard in range(count)] == expected
 
 
+def test_chosen_due_times_are_answered_again(tmp_path: Path) -> None:
+    """Those of tasks that have ended are not known; other due times follow from the request."""
+    folder, first_id = Folder(tmp_path, 2), ident(3, 1)
+    row = SessionRow(b"s" * 16, 0, 5, ((2**40, first_id, 3, 5),), once=Once(b"key"))
+    folder.keep(1, SESSION, row)
+    windowed = [task(number, 1, POSITION_MS + number, within_ms=9) for number in (2, 3, 6)]
+    folder.add(1, *windowed, task(4, 1), task(3, 0, within_ms=9))
+    folder.write()
+    for count in (3, 1):
+        folder.to(count)
+        [moved] = folder.read(in_shard(b"key".hex(), count)).of(SESSION)
+        chosen = ((first_id, POSITION_MS + 3),)
+        assert moved.once.parts == (OncePart(1, first_id, 3, 5, (), chosen),)
+
+
 # --- groups --------------------------------------------------------------------------------------
 
 

@@ -35,10 +35,12 @@ import hashlib
 import heapq
 import os
 import shutil
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -678,6 +680,7 @@ class _Move:
 
     def survey(self, report: Report) -> None:
         """Count all tasks. Raise Conflict if a task cannot be moved exactly."""
+        former = _ChosenDues(self.records)
         for source, task in _all_tasks(self.sources):
             home = self.home_of(source, task.row)
             name, shard = self._awaited.get(task.row.id, ("", home))
@@ -694,6 +697,8 @@ class _Move:
             report.progress += len(task.progress)
             report.dead += len(task.dead)
             report.done += len(self.groups.newly_owed(source, task))
+            former.add(task.row)
+        former.write()
         kinds = Counter(kind.name for source in self.sources for kind, _ in source.small.records)
         report.records = dict(sorted(kinds.items()))
 
@@ -706,6 +711,51 @@ class _Move:
             )
             new_task = task._replace(progress=(*task.progress, *done)) if done else task
             yield self.home_of(source, task.row), task, new_task
+
+
+class _ChosenDues:
+    """The due times chosen in due windows, for the answers to requests with an idempotency key:
+    these times do not follow from the requests, and the tasks may be in other shards."""
+
+    def __init__(self, records: Sequence[dict[RecordKey, Any]]) -> None:
+        parts = [
+            (part.first_id, part.tasks, shard_records, key)
+            for shard_records in records
+            for key, row in shard_records.items()
+            if key[0] is SESSION
+            for part in row.once.parts
+            if part.tasks and not part.merged
+        ]
+        parts.sort(key=lambda part: part[:2])
+        self._parts: dict[int, list[tuple[int, int, dict[RecordKey, Any], RecordKey]]] = {}
+        """The parts by shard number in their ids, which do not overlap; each with its record."""
+        for part in parts:
+            self._parts.setdefault(part[0] % ID_STEP, []).append(part)
+        self._chosen: dict[int, list[tuple[int, int]]] = {}
+        """First id of a part → (id, due_ms) of its tasks with a due window."""
+
+    def add(self, row: TaskRow) -> None:
+        """Note the due time of a task if a part contains it and it has a due window."""
+        if row.options is None or row.options.within_ms is None:
+            return
+        parts = self._parts.get(row.id % ID_STEP, [])
+        index = bisect_right(parts, row.id, key=itemgetter(0)) - 1
+        if index >= 0 and row.id < parts[index][0] + parts[index][1] * ID_STEP:
+            self._chosen.setdefault(parts[index][0], []).append((row.id, row.due_ms))
+
+    def write(self) -> None:
+        """Add the due times to the records of the requests."""
+        for parts in self._parts.values():
+            for first_id, _, records, key in parts:
+                if first_id in self._chosen:
+                    row, found = records[key], self._chosen[first_id]
+                    answered = [
+                        part._replace(chosen=tuple((dict(found) | dict(part.chosen)).items()))
+                        if part.first_id == first_id
+                        else part
+                        for part in row.once.parts
+                    ]
+                    records[key] = row._replace(once=row.once._replace(parts=tuple(answered)))
 
 
 def _sum(row: BulkRow, other: BulkRow) -> BulkRow:

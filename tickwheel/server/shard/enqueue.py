@@ -26,7 +26,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.api.frames import SESSION_BYTES
-from tickwheel.api.tasks import indexes_by_shard, rest_key
+from tickwheel.api.tasks import due_of, has_window, indexes_by_shard, rest_key
 from tickwheel.engine.enqueue import Request
 from tickwheel.errors import (
     BadRequest,
@@ -182,9 +182,9 @@ class Producing:
             for shard in of_shards.keys() & answers.keys():
                 at_ms, *columns = answers[shard]
                 for index, task_id, (word, due_ms) in zip(of_shards[shard], *columns, strict=True):
-                    delay_ms = tasks[positions[index]][2]
-                    if due_ms is None and delay_ms is not None:
-                        due_ms = at_ms + delay_ms
+                    task = tasks[positions[index]]
+                    if due_ms is None and not has_window(task):
+                        due_ms = due_of(task, at_ms, self._parts.settings.delay_levels_ms)
                     accepted[positions[index]] = task_id, (word, due_ms)
             rest = [position for position in positions if position not in accepted]
             session = self._core.sessions.get(_once_session(caller, rest_key(once.key)))
@@ -460,7 +460,7 @@ class Producing:
             if request in session.merged:
                 self._coalescing.repeat(caller, session, answer)
             elif self._parts.border.act().intake.repeat(caller.replies, session, answer):
-                if type(tasks) is tuple and any(map(_has_window, tasks)):
+                if type(tasks) is tuple and any(map(has_window, tasks)):
                     self._answer_with_dues(caller, answer)
                 else:
                     self._answer_again(caller, answer)
@@ -574,11 +574,6 @@ def _content(topic: str, options: TaskOptions | None, body: bytes) -> tuple[obje
     return topic, None if options is None else options.key, body
 
 
-def _has_window(task: Any) -> bool:
-    is_long = type(task) is tuple and len(task) == 4
-    return is_long and type(task[3]) is dict and "within_ms" in task[3]
-
-
 # --- rules for pending keys ----------------------------------------------------------------------
 
 REQUESTS_PER_READ_MAX, TASKS_PER_READ_MAX = 1_024, 4_096
@@ -632,7 +627,8 @@ def _once_session(caller: Caller, key: bytes) -> bytes:
 
 
 FormerAnswer = tuple[int, tuple[int, ...], tuple[tuple[str, int | None], ...]]
-"""(time, ids, (word, due_ms) of each task); due_ms is None if it follows from time and delay."""
+"""(time, ids, (word, due_ms) of each task). due_ms is None if it follows from the time and the
+task, and for a task with a due window that had ended when the number of shards changed."""
 
 
 def _former_answer(part: OncePart) -> FormerAnswer:
@@ -640,7 +636,8 @@ def _former_answer(part: OncePart) -> FormerAnswer:
         outcomes = tuple((_WORDS[outcome], due_ms) for outcome, _, due_ms in part.merged)
         return part.accepted_ms, tuple(task_id for _, task_id, _ in part.merged), outcomes
     ids = tuple(islice(count_from(part.first_id, ID_STEP), part.tasks))
-    return part.accepted_ms, ids, ((_WORDS[Merging.STORED], None),) * part.tasks
+    word, chosen = _WORDS[Merging.STORED], dict(part.chosen)
+    return part.accepted_ms, ids, tuple((word, chosen.get(task_id)) for task_id in ids)
 
 
 @dataclass(slots=True, eq=False)
