@@ -307,6 +307,16 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
           "settings": {"closed_ms": 5, "closed_id": "7"}}],
     ),
     (
+        [EventKind.RECORD, T, "t", "g", "paused_key", "dropped", {"key": ["t", "g", "", "str a"]}],
+        [{"event": "record_dropped", "topic": "t", "group": "g",
+          "settings": {"record": "paused_key", "key": ["t", "g", "", "str a"]}}],
+    ),
+    (
+        [EventKind.RECORD, T, "t", None, "claim", "put", {"of": "schedule", "name": "n"}],
+        [{"event": "record_put", "topic": "t",
+          "settings": {"record": "claim", "of": "schedule", "name": "n"}}],
+    ),
+    (
         [EventKind.DAEMON, T, "started", {"clean": False, "scheduled": 3}],
         [{"event": "started", "clean": False, "details": {"scheduled": 3}}],
     ),

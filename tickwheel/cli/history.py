@@ -495,6 +495,8 @@ def _report_remarks(report: Report) -> list[str]:
          " bodies"),
         ("transactions", report.transactions_lost,
          "are lost: they were undecided, and their tasks were prepared after the backup"),
+        ("targets", report.targets_lost,
+         "are missing: they got new secrets after the backup; set them again"),
     ):  # fmt: skip
         if names:
             remarks.append(f"{len(names):,} {noun} ({_first(names, len(names))}) {why}")

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tickwheel.engine.topics import PLAIN, WAITED
 from tickwheel.model.lateness import LATE_MS, Cause, Causes, HoldIntervals, shares
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
-    from tickwheel.model.kinds import Halves, Run, ScheduleRow, TransactionRow
+    from tickwheel.model.kinds import Halves, Kind, Run, ScheduleRow, TransactionRow
     from tickwheel.model.records import NewTask, TaskRow
 
 CANCELLED, EXPIRED, DELETED = "cancelled", "expired", "deleted"
@@ -146,6 +146,15 @@ class Recorder(Protocol):
 
     def configured(self, topic: Topic, group: Group | None) -> None:
         """Report changed settings of a group, or of the topic itself."""
+
+    # --- records -----------------------------------------------------------------------------
+
+    def record_put(self, kind: Kind[Any], row: Any, *, same_secrets: bool = False) -> None:
+        """Report that a record of a RECORDED kind was created or changed. ``same_secrets`` means
+        that the preceding record with its key had the same secrets."""
+
+    def record_dropped(self, kind: Kind[Any], row: Any) -> None:
+        """Report that a record of a RECORDED kind was removed."""
 
     # --- schedules ---------------------------------------------------------------------------
 

@@ -215,7 +215,7 @@ class Grouping:
         if _sharing(group.settings) == _sharing(former):
             return
         for paused in self._core.orderings.begin(group).apply_settings(former, mono_ms):
-            self._core.open.effects.drop(PAUSED_KEY, PAUSED_KEY.key(paused))
+            self._core.drop_record(PAUSED_KEY, paused)
 
     def set_topic(self, topic: Topic, settings: GroupSettings, mono_ms: int) -> None:
         core = self._core
@@ -254,14 +254,16 @@ class Grouping:
 
     def set_target(self, row: TargetRow) -> None:
         """Set or replace the target of a group."""
+        before = self._core.targets.get((row.topic, row.group))
+        same_secrets = before is not None and before.secrets == row.secrets
         self._core.targets[row.topic, row.group] = row
-        self._core.open.effects.put(TARGET, row)
+        self._core.put_record(TARGET, row, same_secrets=same_secrets)
 
     def drop_target(self, topic: str, group: str) -> TargetRow | None:
         """Remove and return the target of a group, or return None if it has none."""
         row = self._core.targets.pop((topic, group), None)
         if row is not None:
-            self._core.open.effects.drop(TARGET, (topic, group))
+            self._core.drop_record(TARGET, row)
         return row
 
     # --- forget ----------------------------------------------------------------------------
@@ -346,7 +348,7 @@ class Closing:
         self._grouping.record_change(topic.name, group.version)
         core.open.effects.put(GROUP, group.row())
         for paused in group.paused_keys.values():
-            core.open.effects.drop(PAUSED_KEY, PAUSED_KEY.key(paused))
+            core.drop_record(PAUSED_KEY, paused)
         group.paused_keys.clear()
         self._grouping.drop_target(topic.name, group.name)
         core.recorder.group_closed(group)

@@ -54,7 +54,7 @@ from tickwheel.engine.topics import (
 from tickwheel.engine.transaction_registry import Transaction, TransactionRegistry
 from tickwheel.model.filters import STEPS_PER_TICK
 from tickwheel.model.key_hash import KeyHash
-from tickwheel.model.kinds import ClaimRow, Effects, TargetRow
+from tickwheel.model.kinds import ClaimRow, Effects, R, TargetRow
 from tickwheel.model.policies import BUILT_IN, DEFAULT, Merging, PolicyRef, RetryPolicy
 from tickwheel.model.records import (
     DEFAULT_GROUP,
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from tickwheel.engine.events import Recorder
-    from tickwheel.model.kinds import BulkRow
+    from tickwheel.model.kinds import BulkRow, Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -603,6 +603,19 @@ class Core:
         config = self.config
         left = min(config.tasks_max - self.tasks, config.scheduled_max - self.scheduled)
         return left - self.staged - self.transaction_registry.tasks
+
+    # --- records -------------------------------------------------------------------------
+
+    def put_record(self, kind: Kind[R], row: R, *, same_secrets: bool = False) -> None:
+        """Store a record of a RECORDED kind with the open batch, and report it to the history;
+        ``Recorder.record_put`` explains ``same_secrets``."""
+        self.open.effects.put(kind, row)
+        self.recorder.record_put(kind, row, same_secrets=same_secrets)
+
+    def drop_record(self, kind: Kind[R], row: R) -> None:
+        """Remove a record of a RECORDED kind with the open batch, and report it."""
+        self.open.effects.drop(kind, kind.key(row))
+        self.recorder.record_dropped(kind, row)
 
     # --- resident rows -------------------------------------------------------------------
 

@@ -879,7 +879,7 @@ class KeyControl:
         mark = mark_of_key(key.fair_by, key.value)
         if mark not in group.paused_keys:
             self._core.orderings.begin(group).pauses.pause(mark, key)
-            self._core.open.effects.put(PAUSED_KEY, key)
+            self._core.put_record(PAUSED_KEY, key)
         return group.paused_keys[mark]
 
     def resume(
@@ -890,7 +890,7 @@ class KeyControl:
         paused_key = group.paused_keys.get(mark)
         if paused_key is not None:
             core.orderings.by_group[group].pauses.resume(mark, now_ms)
-            core.open.effects.drop(PAUSED_KEY, PAUSED_KEY.key(paused_key))
+            core.drop_record(PAUSED_KEY, paused_key)
             core.wake(group)
         return paused_key
 
@@ -921,7 +921,7 @@ class KeyControl:
                 or group.is_closed
                 or row.fair_by not in (None, group.settings.shares.fair_by)
             ):
-                self._core.open.effects.drop(PAUSED_KEY, PAUSED_KEY.key(row))
+                self._core.drop_record(PAUSED_KEY, row)
                 continue
             mark = mark_of_key(row.fair_by, row.value)
             self._core.orderings.begin(group).pauses.pause(mark, row)

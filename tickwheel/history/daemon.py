@@ -42,7 +42,7 @@ from tickwheel.waiting import cancel_all
 
 if TYPE_CHECKING:
     from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
-    from tickwheel.model.kinds import Halves, Run, ScheduleRow, TransactionRow
+    from tickwheel.model.kinds import Halves, Kind, Run, ScheduleRow, TransactionRow
     from tickwheel.model.lateness import Causes
     from tickwheel.model.records import GroupSettings, NewTask, TaskRow
 
@@ -299,6 +299,21 @@ class Recorder:
     def _group(self, topic: Topic, group: Group | None, kind: str, details: dict[str, Any]) -> None:
         name = group.name if group is not None else None
         self._note(EventKind.GROUP, self._clock()[0], topic.name, name, kind, details)
+
+    # --- records -----------------------------------------------------------------------------
+
+    def record_put(self, kind: Kind[Any], row: Any, *, same_secrets: bool = False) -> None:
+        fields = row._asdict()
+        if "secrets" in fields:
+            fields |= {"secrets": len(row.secrets), "same_secrets": same_secrets}
+        self._record(kind, row, "put", fields)
+
+    def record_dropped(self, kind: Kind[Any], row: Any) -> None:
+        self._record(kind, row, "dropped", {"key": kind.key(row)})
+
+    def _record(self, kind: Kind[Any], row: Any, event: str, fields: dict[str, Any]) -> None:
+        place = row.topic or None, getattr(row, "group", None)
+        self._note(EventKind.RECORD, self._clock()[0], *place, kind.name, event, fields)
 
     # --- schedules ---------------------------------------------------------------------------
 

@@ -22,19 +22,22 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 from tickwheel.engine.ownership import is_closed, moved_before, owing
-from tickwheel.history.lines import NAMES
+from tickwheel.history.lines import NAMES, RECORD_EVENTS
 from tickwheel.history.read import task_id
 from tickwheel.history.segments import Event
 from tickwheel.model.kinds import (
     BACKFILLED,
     FIRED,
     RECENT_MAX,
+    RECORDED,
     RUN,
     Half,
     Halves,
+    RecordKey,
     Run,
     Schedule,
     ScheduleRow,
@@ -267,6 +270,57 @@ def _noted(row: ScheduleRow, event: Event) -> ScheduleRow:
     return row if outcome == RUN or not id_ else row._replace(last_id=id_)
 
 
+# --- other records -------------------------------------------------------------------------------
+
+
+class Records:
+    """The records of the RECORDED kinds after events. Call ``apply`` for each event."""
+
+    def __init__(self, records: Mapping[RecordKey, Any]) -> None:
+        """``records``: those of the backup, of all kinds."""
+        kinds = RECORDED.values()
+        self.records = {key: row for key, row in records.items() if key[0] in kinds}
+        self._without_secrets: dict[RecordKey, str] = {}
+        """Records that only the store has completely, and their groups, as "topic group"."""
+
+    def targets_lost(self) -> list[str]:
+        """Return, as "topic group", the groups whose targets cannot be restored, because they got
+        new secrets after the backup."""
+        return sorted(self._without_secrets.values())
+
+    def apply(self, event: Event) -> bool:
+        """Apply one event. Return False if it is not an event of a record."""
+        if event["event"] not in RECORD_EVENTS.values():
+            return False
+        settings = dict(event["settings"])
+        kind = RECORDED[settings.pop("record")]
+        if event["event"] == RECORD_EVENTS["dropped"]:
+            self._forget((kind, tuple(settings["key"])))
+            return True
+        same_secrets = settings.pop("same_secrets", False)
+        if settings.get("secrets") == 0:
+            settings["secrets"] = ()
+        elif "secrets" in settings:
+            before = self.records.get((kind, (settings["topic"], settings["group"])))
+            settings["secrets"] = before.secrets if same_secrets and before is not None else None
+        row_type: Any = kind.builds[-1]
+        known = {name: settings[name] for name in row_type._fields if name in settings}
+        if "options" in known:
+            known["options"] = tuple(map(tuple, known["options"]))
+        row = row_type(**known)
+        key = (kind, kind.key(row))
+        self._forget(key)
+        if known.get("secrets", ()) is None:
+            self._without_secrets[key] = f"{row.topic} {row.group}"
+        else:
+            self.records[key] = row
+        return True
+
+    def _forget(self, key: RecordKey) -> None:
+        self.records.pop(key, None)
+        self._without_secrets.pop(key, None)
+
+
 # --- transactions --------------------------------------------------------------------------------
 
 
@@ -365,9 +419,11 @@ class Fold:
         epoch: int,
         schedules: Iterable[ScheduleRow] = (),
         transactions: Iterable[TransactionRow | Halves] = (),
+        records: Mapping[RecordKey, Any] = MappingProxyType({}),
     ) -> None:
         self.owners = owners
         self.schedules = Schedules(schedules)
+        self.records = Records(records)
         self.transactions = Transactions(transactions)
         self.tasks: dict[int, Task] = {}
         self.removed_ids: set[int] = set()
@@ -448,9 +504,9 @@ class Fold:
             if id_ is not None:
                 self._enqueued(id_, event)
         elif not is_old and not self.schedules.apply(event):
-            if not self.transactions.apply(event, self.tasks):
-                if (of_group := self._group_handlers.get(kind)) is not None:
-                    of_group(event)
+            is_applied = self.transactions.apply(event, self.tasks) or self.records.apply(event)
+            if not is_applied and (of_group := self._group_handlers.get(kind)) is not None:
+                of_group(event)
 
     # --- producers ---------------------------------------------------------------------------
 

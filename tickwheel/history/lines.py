@@ -70,6 +70,8 @@ class EventKind(IntEnum):
     "parked", tasks, first id | 0, details"""
     OVERTAKEN = 19
     """time_ms, topic, group, ids, attempts, the newer task"""
+    RECORD = 20
+    """time_ms, topic | nil, group | nil, name of the kind, "put" | "dropped", fields | {"key"}"""
 
 
 ENDINGS = ("cancelled", "expired", "deleted", "filtered")
@@ -77,6 +79,7 @@ GROUP_EVENTS = {
     "created": "group_created", "deleted": "group_deleted", "configured": "group_configured",
     "reset": "group_reset",
 }  # fmt: skip
+RECORD_EVENTS = {"put": "record_put", "dropped": "record_dropped"}
 CLOCK_SET_BACK = "clock_set_back"
 DAEMON_EVENTS = ("started", "stopped", CLOCK_SET_BACK)
 SCHEDULE_EVENTS = {
@@ -97,7 +100,7 @@ EVENTS = (
     "delivered", "acked", "nacked", "lease_over", "released", "dead", "requeued", "expired",
     "deleted", "filtered", *GROUP_EVENTS.values(), *DAEMON_EVENTS, "dropped",
     *SCHEDULE_EVENTS.values(), *dict.fromkeys(OCCURRENCE_EVENTS.values()),
-    *TRANSACTION_EVENTS.values(),
+    *TRANSACTION_EVENTS.values(), *RECORD_EVENTS.values(),
 )  # fmt: skip
 NAMES = {"properties": "props", "trace": "traceparent"}
 """Option of a task → its name in a line, where that differs."""
@@ -327,6 +330,11 @@ class Renderer:
         since = {name: extras.pop(name, None) for name in ("since_ms", "since_id")}
         fields = {"topic": topic, "group": group or None, **since, "settings": extras or None}
         return self._rare_event(time_ms, GROUP_EVENTS[change], fields, seq)
+
+    def _record(self, record: list[Any], seq: int) -> Iterable[str]:
+        _, time_ms, topic, group, kind, change, settings, *_ = record
+        fields = {"topic": topic, "group": group, "settings": {"record": kind, **settings}}
+        return self._rare_event(time_ms, RECORD_EVENTS[change], fields, seq)
 
     def _daemon(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, event, details, *_ = record

@@ -40,7 +40,7 @@ from tickwheel.history.branches import Branch
 from tickwheel.history.fold import ENDINGS_MAX, Fold, Owners, Task, is_done
 from tickwheel.history.read import Replay, Replayed, Start
 from tickwheel.history.segments import STATE, Event
-from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, TRANSACTION, keyed
+from tickwheel.model.kinds import BULK, GROUP, RECORDED, SCHEDULE, TRANSACTION, Kind, keyed
 from tickwheel.model.records import ID_STEP, Outcome, ProgressRow, ProgressState, id_floor
 from tickwheel.persistence import (
     ON_SERVERS,
@@ -317,9 +317,9 @@ LISTED_MAX = 100
 TASKS_AT_ONCE = 1_000
 """Number of tasks that are read or written between two progress reports."""
 
-NOT_COPIED = (GROUP, SCHEDULE, TRANSACTION, BULK)
-"""Kinds of records that a restore does not copy from the backup: later events may have changed the
-first three, and bulk operations do not continue in the new store."""
+NOT_COPIED: tuple[Kind[Any], ...] = (GROUP, SCHEDULE, TRANSACTION, *RECORDED.values(), BULK)
+"""Kinds of records that a restore does not copy from the backup: later events may have changed all
+but the last, and bulk operations do not continue in the new store."""
 
 Watch = Callable[[str, int, int | None], None]
 """Called repeatedly with the step (``RESTORE_STEPS`` of ``api/daemon.py``), its progress, and its
@@ -387,7 +387,8 @@ class _Run:
         owners = Owners(small.of_kind(GROUP))
         epoch = max([backup.epoch, *(row.epoch for row in small.progress)])
         schedules, transactions = small.of_kind(SCHEDULE), small.of_kind(TRANSACTION)
-        self._fold = Fold(owners, backup.id_mark, epoch, schedules, transactions)
+        records = backup.small.records
+        self._fold = Fold(owners, backup.id_mark, epoch, schedules, transactions, records)
         self._report = Report(
             dry_run=plan.dry_run,
             backup=plan.backup,
@@ -551,6 +552,7 @@ class _Run:
         report.schedules = len(fold.schedules.rows())
         report.schedules_without_body = fold.schedules.without_body()
         report.transactions_lost = fold.transactions.lost()
+        report.targets_lost = fold.records.targets_lost()
         report.groups = sum(
             1
             for row in fold.owners.rows()
@@ -622,6 +624,7 @@ class _Run:
         )
         await filler.records(
             {key: row for key, row in records.items() if key[0] not in NOT_COPIED}
+            | self._fold.records.records
             | keyed(SCHEDULE, self._fold.schedules.rows())
             | keyed(TRANSACTION, self._fold.transactions.rows())
         )
@@ -733,6 +736,9 @@ class Report(Replayed):
     transactions_lost: list[str] = field(default_factory=list)
     """Names of undecided transactions with half tasks that were prepared after the backup, which
     the history does not contain."""
+    targets_lost: list[str] = field(default_factory=list)
+    """Groups, as "topic group", whose targets got new secrets after the backup. The history does
+    not contain secrets, so these groups have no target."""
     skipped_overdue: Listed = field(default_factory=Listed)
     without_body: Listed = field(default_factory=Listed)
     """Tasks that cannot be restored, because they were enqueued after the backup and the history
@@ -748,7 +754,8 @@ class Report(Replayed):
     def exact(self) -> bool:
         """Whether, as far as is known, the restored store equals the original at its last write,
         apart from requested omissions."""
-        missing = self.without_body.count or self.schedules_without_body or self.transactions_lost
+        missing = self.without_body.count or self.schedules_without_body
+        missing = missing or self.transactions_lost or self.targets_lost
         return self.history and self.clean_stop and not self.gaps and not missing
 
     @property
@@ -845,7 +852,7 @@ def _read_plan() -> dict[str, Any]:
 def _fields(report: Report) -> dict[str, Any]:
     """Return the fields of the report, with at most ``LISTED_MAX`` names of each kind."""
     fields = report.fields()
-    for name in ("schedules_without_body", "transactions_lost"):
+    for name in ("schedules_without_body", "transactions_lost", "targets_lost"):
         names = fields[name]
         fields[name] = {"count": len(names), "names": names[:LISTED_MAX]}
     return fields

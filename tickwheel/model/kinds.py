@@ -710,6 +710,9 @@ KINDS: dict[int, Kind[Any]] = {
     for kind in (GROUP, SESSION, SCHEDULE, TRANSACTION, BULK, PAUSED_KEY, TARGET, COUNTER, CLAIM)
 }
 """Every kind of record, by its number."""
+RECORDED: dict[str, Kind[Any]] = {kind.name: kind for kind in (PAUSED_KEY, TARGET, CLAIM)}
+"""The kinds, by name, whose changes the history records as ``record_put`` and ``record_dropped``.
+Groups, schedules and transactions have events of their own; the history lacks the others."""
 
 
 # --- the changes of a batch -----------------------------------------------------------------------

@@ -32,6 +32,7 @@ TASK_EVENTS = (
 """Events of tasks. If several are in the same millisecond, the one that is later in this order
 applies."""
 GROUP_EVENTS = ("group_created", "group_deleted", "group_configured", "group_reset")
+RECORD_EVENTS = ("record_put", "record_dropped")
 SCHEDULE_EVENTS = ("schedule_put", "schedule_paused", "schedule_resumed", "schedule_deleted")
 OCCURRENCE_EVENTS = ("occurrence_fired", "occurrence_skipped", "occurrence_queued")
 TRANSACTION_EVENTS = (
@@ -47,7 +48,7 @@ KEY_EVENTS = ("replaced", "kept", "rejected", "overtaken")
 """Events of enqueues whose key was already pending. No metric counts them."""
 OTHER_EVENTS = (
     *GROUP_EVENTS, *SCHEDULE_EVENTS, *OCCURRENCE_EVENTS, *KEY_EVENTS, *TRANSACTION_EVENTS,
-    "started", "stopped", "clock_set_back", "dropped",
+    *RECORD_EVENTS, "started", "stopped", "clock_set_back", "dropped",
 )  # fmt: skip
 EVENTS = TASK_EVENTS + OTHER_EVENTS
 TOPIC_EVENTS = TASK_EVENTS + KEY_EVENTS + GROUP_EVENTS + SCHEDULE_EVENTS + OCCURRENCE_EVENTS

@@ -174,7 +174,7 @@ class Naming:
     def _put(self, row: ClaimRow) -> None:
         engine = self._parts.border.act()
         engine.core.claims[CLAIM.key(row)] = row
-        engine.core.open.effects.put(CLAIM, row)
+        engine.core.put_record(CLAIM, row)
 
     def _drop(self, row: ClaimRow) -> None:
         drop_claims(self._parts, (row,))
@@ -186,7 +186,7 @@ def drop_claims(parts: Parts, rows: Iterable[ClaimRow]) -> None:
     for row in rows:
         if core.claims.get(CLAIM.key(row)) == row:
             del core.claims[CLAIM.key(row)]
-            core.open.effects.drop(CLAIM, CLAIM.key(row))
+            core.drop_record(CLAIM, row)
 
 
 def key_of_named(row: ClaimRow) -> RecordKey:
