@@ -202,10 +202,10 @@ def test_modules_have_no_import_cycles() -> None:
 
 
 BUDGETS = {
-    "": 4_730, "api": 5_327, "cli": 7_831, "client": 13_904, "contrib": 1_250, "demo": 1_195,
-    "engine": 12_754, "history": 6_450, "inbox": 1_680, "model": 3_893, "outbound": 2_384,
+    "": 4_730, "api": 5_347, "cli": 7_833, "client": 13_904, "contrib": 1_250, "demo": 1_195,
+    "engine": 12_778, "history": 6_536, "inbox": 1_680, "model": 3_902, "outbound": 2_384,
     "persistence": 15_104, "reports": 4_210, "server": 3_550, "server/access": 1_350,
-    "server/fleet": 3_176, "server/http": 5_676, "server/metrics": 1_330, "server/shard": 12_620,
+    "server/fleet": 3_226, "server/http": 5_676, "server/metrics": 1_330, "server/shard": 12_620,
     "server/tcp": 1_650, "testing": 750, "wheel": 1_350,
 }  # fmt: skip
 """Folder of the package → lines that its modules may have, docstrings included. A commit that
@@ -224,7 +224,7 @@ def test_every_package_keeps_its_budget_of_lines() -> None:
     assert not loose, "lower the budget to what the package has"
 
 
-TESTS_LINES_MAX = 138_202
+TESTS_LINES_MAX = 138_440
 """Lines of all test code. A commit that raises it says why; one that removes some lowers it."""
 
 
