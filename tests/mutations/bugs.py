@@ -603,6 +603,21 @@ TOGETHER = (
         ("tests/engine/test_engine_failures.py::test_a_new_ttl_applies_to_all_groups_of_the_task",),
     ),
     Bug(
+        "restore-forgets-records",
+        "a key that was paused after the backup is delivered by the restored store",
+        {"history/fold:Fold._apply_other": (instead("self.records.apply(event)", "False"),)},
+        (
+            "tests/history/test_restore_records.py"
+            "::test_events_since_any_backup_lead_to_the_records_of_the_store",
+        ),
+    ),
+    Bug(
+        "resharding-forgets-chosen-times",
+        "a repeated request gets other due times than the first, although its tasks did not move",
+        {"fleet/reshard:_ChosenDues.add": (instead("row.options.within_ms is None", "True"),)},
+        ("tests/server/fleet/test_reshard.py::test_chosen_due_times_are_answered_again",),
+    ),
+    Bug(
         "restore-begins-too-late",
         "a restore passes over events since the backup that are about tasks in it",
         {"history/read:Start.is_backed_up": (instead("time_ms < self.since_ms", "True"),)},
