@@ -33,17 +33,19 @@ AGAIN_S = 5.0
 
 
 async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancel tasks and wait until they have ended, ignoring their errors. A task that has not ended
-    after ``AGAIN_S`` is cancelled again: a library can report a result, or the loss of its
-    connection, that came at the same moment, instead of the cancellation."""
-    pending = {task for task in tasks if not task.done()}
+    """Cancel tasks and wait until they have ended, ignoring their errors, also those of tasks that
+    had ended before. A task that has not ended after ``AGAIN_S`` is cancelled again: a library can
+    report a result, or the loss of its connection, that came at the same moment, instead of the
+    cancellation."""
+    ended = set(tasks)
+    pending = {task for task in ended if not task.done()}
     while pending:
         for task in pending:
             task.cancel()
-        ended, pending = await asyncio.wait(pending, timeout=AGAIN_S)
-        for task in ended:
-            if not task.cancelled():
-                task.exception()  # it is not reported as never retrieved
+        _, pending = await asyncio.wait(pending, timeout=AGAIN_S)
+    for task in ended:
+        if not task.cancelled():
+            task.exception()  # it is not reported as never retrieved
 
 
 async def in_thread(work: Callable[[], _T]) -> _T:
