@@ -118,7 +118,7 @@ class InProcess:
     async def settle(self) -> None:
         """Wait until all requests are committed and answered."""
         deadline_s = time.monotonic() + SETTLE_S
-        core = self.shard.core
+        core, now_ms = self.shard.core, self.sources.now_ms
         while True:
             await self.turn()
             assert self.alive, self.shard.failed.exception()
@@ -135,6 +135,7 @@ class InProcess:
                     for planned in core.schedule_heap.by_name.values()
                     if planned.cancelling or planned.staged
                 ],
+                "occurrences": (core.schedule_heap.next_ms() or now_ms + 1) <= now_ms,
             }
             # Threads write backups, look into the history and try resets; a group that is deleted
             # is looked at now and then.
