@@ -249,6 +249,21 @@ async def test_prepared_tasks_count_towards_a_quota(make: Make) -> None:
     assert len((await peer.call(T.COMMIT, "x"))[2][1]) == 4
 
 
+async def test_a_prepare_that_had_to_wait_refills_no_quota(make: Make) -> None:
+    rig = await make()
+    peer = await rig.peer(token=await rig.token("produce", quotas={"tasks_per_s": 10}))
+    rig.store.stall()
+    first = peer.send(T.PREPARE, "x", "g", 1, [task()], None)
+    await rig.settle()
+    waiting = peer.send(T.PREPARE, "x", "g", 2, [task()], None)
+    rig.pass_time(1_000)
+    taken = peer.send(T.ENQUEUE, 1, (task(),) * 15)
+    rig.store.go_on()
+    assert (await peer.answer(first))[0] == (await peer.answer(taken))[0] == T.OK
+    refused(await peer.answer(waiting), "tasks_per_s (10)")
+    refused(await peer.enqueue(task()), "tasks_per_s (10)")
+
+
 async def test_a_resend_is_answered_also_above_a_quota(make: Make) -> None:
     """Else who has it refused would think that it was not stored."""
     rig = await make()

@@ -348,9 +348,11 @@ class Allowance:
         self._at_ms = 0
 
     def wait_s(self, mono_ms: int) -> float:
-        """Return the seconds until part of the allowance is available, or 0 if some is now."""
-        elapsed_ms, self._at_ms = mono_ms - self._at_ms, mono_ms
-        self._left = min(self._rate, self._left + max(0, elapsed_ms) * self._rate / 1000)
+        """Return the seconds until part of the allowance is available, or 0 if some is now. The
+        time can be earlier than the last one: a request that had to wait passes its arrival."""
+        elapsed_ms = max(0, mono_ms - self._at_ms)
+        self._at_ms += elapsed_ms
+        self._left = min(self._rate, self._left + elapsed_ms * self._rate / 1000)
         return 0.0 if self._left > 0 else max(0.001, -self._left / self._rate)
 
     def take(self, count: int) -> None:
