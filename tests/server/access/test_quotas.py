@@ -275,6 +275,26 @@ async def test_a_resend_is_answered_also_above_a_quota(make: Make) -> None:
     refused(await peer.enqueue(task()), "(pending)")
 
 
+@pytest.mark.parametrize("limit", ["key_tasks_max", "commands_max"])
+async def test_a_refused_rule_for_a_pending_key_costs_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """Whether it is refused at once, or when it has waited."""
+    rig = await make()
+    peer = await rig.peer(token=await rig.token("produce", quotas={"tasks_per_s": 10}))
+    ruled = ("t", b"", DAY_MS, {"key": "k", "if_pending": "keep"})
+    assert (await peer.enqueue(ruled))[0] == T.OK
+    if limit == "key_tasks_max":
+        monkeypatch.setattr(rig.shard.coalescing, "_ids_max", 0)
+    else:
+        settings = rig.settings.model_copy(update={limit: 0})
+        monkeypatch.setattr(rig.shard, "settings", settings)
+    for _ in range(3):
+        answer = await peer.enqueue(*[ruled] * 9)
+        assert answer[0] == T.ERROR and f"the limit is 0 ({limit})" in answer[3]
+    assert (await peer.enqueue(task()))[0] == T.OK
+
+
 async def test_connections_of_a_token_are_limited(make: Make) -> None:
     rig = await make()
     token = await rig.token("all", quotas={"connections": 2})

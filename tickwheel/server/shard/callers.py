@@ -489,7 +489,8 @@ class Quota:
             )
 
     def charge(self, count: int, size_bytes: int) -> None:
-        """Charge accepted tasks to the rates; ``pending`` counts them by topic."""
+        """Charge accepted tasks to the rates, or refund them if the numbers are negative;
+        ``pending`` counts tasks by topic."""
         used = {"tasks_per_s": count, "bytes_per_s": size_bytes}
         for name, allowance in (self._allowances or {}).items():
             allowance.take(used[name])

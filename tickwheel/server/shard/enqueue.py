@@ -220,9 +220,14 @@ class Producing:
             if answered and caller.session is not None:
                 self._check_outcomes(caller.session, parts.clock.read(), len(new_tasks))
 
-        self._coalescing.put(
-            WaitingRequest(caller, request, new_tasks, rules, size_bytes, check, answered=answered)
+        queued = WaitingRequest(
+            caller, request, new_tasks, rules, size_bytes, check, answered=answered
         )
+        try:
+            self._coalescing.put(queued)
+        except TickwheelError:
+            queued.refund()
+            raise
 
     def enqueue_columns(
         self,
@@ -661,6 +666,11 @@ class WaitingRequest:
     def __post_init__(self) -> None:
         self.session = self.caller.session if self.answered else None
 
+    def refund(self) -> None:
+        """Return to the caller's quota what it was charged for a request that stores nothing."""
+        if self.caller.quota is not None:
+            self.caller.quota.charge(-len(self.new_tasks), -self.size_bytes)
+
 
 def _keeps_bodies(request: WaitingRequest) -> bool:
     """Return whether the request can change the due time of a task without replacing its body."""
@@ -818,6 +828,7 @@ class Coalescing:
 
     @staticmethod
     def _refuse(request: WaitingRequest, error: TickwheelError) -> None:
+        request.refund()
         if request.answered:
             for caller in (request.caller, *request.followers):
                 caller.refuse(request.number, error)
@@ -827,6 +838,7 @@ class Coalescing:
         caller, session = request.caller, request.session
         if session is not None:
             if self._parts.core.sessions.get(session.key) is not session:
+                request.refund()
                 return True  # no caller waits for the answer
             if request.number < session.floor:
                 raise RequestForgotten(
