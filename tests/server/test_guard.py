@@ -197,6 +197,19 @@ async def test_hidden_transactions_still_reserve_their_names(rig: AccessRig) -> 
     assert len((await words(peer, T.COMMIT, "ours"))[1]) == 1
 
 
+async def test_an_explanation_names_no_hidden_transaction(rig: AccessRig) -> None:
+    owner, peer = await rig.peer_with("all"), await rig.peer_with("read=ours.*")
+    for name, topics in (("both", ("theirs", "ours.a")), ("ours", ("ours.b",))):
+        halves = [(topic, b"", 0, {"key": "k"}) for topic in topics]
+        await words(owner, T.PREPARE, name, "g", 1, halves, None)
+    found = [
+        (await words(asker, T.EXPLAIN, None, {"topic": topic, "key": "k"}))["cause"]
+        for asker in (owner, peer)
+        for topic in ("ours.a", "ours.b")
+    ]
+    assert found == ["transaction", "transaction", "not_found", "transaction"]
+
+
 async def test_one_forbidden_topic_refuses_the_whole_request(rig: AccessRig) -> None:
     peer = await rig.peer_with("produce=ours.*")
     answer = await peer.enqueue(("ours.a", b"", 0), ("theirs", b"", 0))

@@ -580,10 +580,11 @@ ENDS = {
 """How a task ended → sentence."""
 
 
-def explain_half(core: Core, topic: str, key: str) -> Reason | None:
-    """Return the reason if an undecided transaction has a half task with this key."""
+def explain_half(core: Core, topic: str, key: str, context: ExplainContext) -> Reason | None:
+    """Return the reason if an undecided transaction, which the caller may see, has a half task with
+    this key."""
     for row, half_topic, half_key in islice(_halves(core), HALVES_EXAMINED_MAX):
-        if (half_topic, half_key) == (topic, key):
+        if (half_topic, half_key) == (topic, key) and all(map(context.may_see, row.topics)):
             return Reason(
                 Explained.TRANSACTION,
                 f"It is a half task of transaction {row.id}, which is {row.state.name.lower()};"

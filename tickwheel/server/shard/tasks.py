@@ -321,10 +321,11 @@ class Explaining:
         task_id, topic = call.request.id, None
         if topic_and_key is not None:
             topic, key = topic_and_key
-            reason = explain_half(core, topic, key)
+            context = self._context(topic_filter)
+            reason = explain_half(core, topic, key, context)
             task_id = selected.ended if reason is None else None
             if task_id is None:
-                reason = reason or explain_no_key(core, topic, key, self._context(topic_filter))
+                reason = reason or explain_no_key(core, topic, key, context)
                 parts.committer.answer(call, _explained(None, topic, [reason]))
                 return
         assert task_id is not None
