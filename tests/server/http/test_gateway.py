@@ -808,7 +808,7 @@ async def test_invalid_tokens_are_forgotten(guarded: Guarded) -> None:
     assert not hall.gateway.tokens and not hall.gateway._clients
 
 
-async def test_lines_after_a_revocation_are_answered_with_it(guarded: Guarded) -> None:
+async def test_a_revocation_ends_a_stream_of_lines(guarded: Guarded) -> None:
     hall, line = guarded.hall, b'{"topic":"t","delay_ms":3600000}\n'
     headers = {"content-type": "application/x-ndjson", "authorization": bearer(guarded.all)}
     stream = Request(hall.gateway, "POST", "/v1/tasks", line, headers, whole=False)
@@ -816,9 +816,11 @@ async def test_lines_after_a_revocation_are_answered_with_it(guarded: Guarded) -
     tokens.revoke(guarded.path, hall.logins.authenticate(guarded.all).token_id)
     await hall.logins.reload_if_changed()
     hall.gateway.dismiss()
-    stream.send(line, more=False)
-    *_, late = (await stream.done()).lines
-    assert late["error"]["code"] == "outcome_unknown" and REVOKED in late["error"]["detail"]
+    stream.send(line)  # the client would send more
+    _, late = (await stream.done()).lines
+    assert late == {
+        "error": {"line": 2, "code": "unauthorized", "detail": REVOKED, "retryable": False}
+    }
 
 
 async def test_a_certificate_alone_is_refused_with_where_to_ask(guarded: Guarded) -> None:

@@ -22,7 +22,6 @@ from tickwheel.errors import (
     Draining,
     Forbidden,
     NotActive,
-    OutcomeUnknown,
     SlowReader,
     TickwheelError,
     TooManyConnections,
@@ -129,8 +128,8 @@ class Api:
         self._begin = begin
 
     def stand_by(self) -> None:
-        """Answer requests as a standby. Requests in progress fail: those that only wait with
-        NotActive, the others with an unknown outcome."""
+        """Answer requests as a standby. Requests in progress fail: those that the shard executes
+        with an unknown outcome, the others with NotActive."""
         self._begin = None
         self._end_all(NotActive("this daemon is no longer active"))
 
@@ -178,9 +177,7 @@ class Api:
         self, error: TickwheelError, selects: Callable[[Exchange], bool] = lambda exchange: True
     ) -> None:
         for exchange in filter(selects, list(self._exchanges)):
-            is_certain = exchange.only_waits
-            unknown = OutcomeUnknown(f"{error.message}; resend the request to learn its outcome")
-            exchange.end(error if is_certain else unknown)
+            exchange.end(error)
 
     # --- a request -------------------------------------------------------------------------------
 

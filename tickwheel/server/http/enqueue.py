@@ -295,6 +295,8 @@ class LineStream:
         failure: TickwheelError | None = None
         try:
             async for part in call.body.parts():
+                if call.exchange.ended is not None:
+                    raise call.exchange.ended
                 await self._take(part)
             if self._partial_line.strip():
                 await self._enqueue_lines(bytes(self._partial_line))

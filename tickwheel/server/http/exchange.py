@@ -17,7 +17,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence, Sized
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tickwheel.errors import BY_CODE, InternalError, NotFound, Overloaded, TickwheelError
+from tickwheel.errors import (
+    BY_CODE,
+    InternalError,
+    NotFound,
+    OutcomeUnknown,
+    Overloaded,
+    TickwheelError,
+)
 from tickwheel.model.records import DEFAULT_GROUP
 from tickwheel.server.shard.callers import Call, Caller, Principal
 
@@ -104,11 +111,13 @@ class Exchange(ABC):
         return self.on_end is not None
 
     def end(self, error: TickwheelError) -> None:
-        """End the exchange with ``error``, because the daemon can no longer execute it."""
-        self.ended = error
+        """End the exchange with ``error``, because the daemon can no longer execute it. What it has
+        begun to execute has an unknown outcome, unless it only waits."""
+        unknown = OutcomeUnknown(f"{error.message}; resend the request to learn its outcome")
+        outcome, self.ended = error if self.only_waits else unknown, error
         for future in self.unanswered():
             if not future.done():
-                future.set_exception(error)
+                future.set_exception(outcome)
         if self.on_end is not None:
             self.on_end(error)
 
