@@ -119,6 +119,24 @@ async def test_http_requests_and_refusals_are_audited(rig: AccessRig) -> None:
     assert results[1]["client"] == "http"
 
 
+async def test_http_requests_with_invalid_values_are_audited_once(rig: AccessRig) -> None:
+    ops = await rig.token("all", name="ops")
+    for method, target, body in (
+        ("DELETE", "/v1/tasks/x", None),
+        ("POST", "/v1/cancellations", b"{"),
+        ("PUT", "/v1/topics/t/groups/g", {"rate": "fast"}),
+        ("PUT", "/v1/topics/t/groups/g", {"rate": -1}),
+        ("DELETE", "/v1/topics/t/groups/g?forced=true", None),
+        ("GET", "/v1/tasks?limit=x", None),
+        ("POST", "/v1/tasks", b"{"),
+    ):
+        assert (await rig.http(ops, method, target, body)).status == 400, target
+    assert [(line["operation"], line["outcome"], line["named"]) for line in lines(rig)[1:]] == [
+        (operation, "bad_request", {})
+        for operation in ("cancel", "cancel", "create_group", "create_group", "delete_group")
+    ]
+
+
 async def test_audit_lines_have_no_secrets_and_no_bodies(rig: AccessRig, path: Path) -> None:
     token = await rig.token("all", name="ops")
     peer = await rig.peer(token=token)

@@ -229,6 +229,7 @@ class Api:
         if cookie_text is not None:
             self._check_sessions_later()
         body: Body | None = None
+        call: Call | None = None
         try:
             self._logins.quotas.enter(exchange.caller)
             has_arrived = connection["is_complete"]
@@ -243,6 +244,9 @@ class Api:
                 await route.handler(call)
             self._finish_exchange(exchange, client)
         except TickwheelError as error:
+            if call is not None and not call.is_readable and not isinstance(error, ClientGone):
+                for verb in route.operations:
+                    exchange.unreadable(verb, error)
             exchange.close()
             await self._fail(client, error)
         except Exception as error:

@@ -542,7 +542,7 @@ class Call:
 
     __slots__ = (
         "_query_string", "body", "client", "common", "content_type", "exchange", "headers",
-        "is_encrypted", "path_values", "route",
+        "is_encrypted", "is_readable", "path_values", "route",
     )  # fmt: skip
 
     def __init__(
@@ -567,6 +567,8 @@ class Call:
         """Content type without its parameters; "" if the header is missing."""
         self.is_encrypted = scope.get("scheme") == "https"
         """Whether a cookie is protected in transit."""
+        self.is_readable = False
+        """Whether the values of a declared verb were valid, so that its operation was called."""
         self._query_string: bytes = scope["query_string"]
 
     def header(self, name: bytes) -> str | None:
@@ -618,11 +620,8 @@ class Call:
         """Execute a declared verb with values in wire form and return its answer, which ``render``
         converts to JSON in the same step of the loop. Raise the errors of the checks and of the
         operation."""
-        try:
-            request = VERBS[verb].request_type.checked(values, self.exchange.limits)
-        except TickwheelError as error:
-            self.exchange.unreadable(verb, error)
-            raise
+        request = VERBS[verb].request_type.checked(values, self.exchange.limits)
+        self.is_readable = True
         return await self.exchange.ask(verb, request, render)
 
     # --- output ----------------------------------------------------------------------------------
