@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -12,9 +14,12 @@ from server.access.access_rig import AccessRig
 from support.shard_rig import NOW_MS, Peer
 from support.shards import Shards, key_in
 from tickwheel.api.frames import FrameType as T
+from tickwheel.api.verb import Right
+from tickwheel.engine.engine import Engine
 from tickwheel.errors import BadRequest, Overloaded
 from tickwheel.server.access import tokens
-from tickwheel.server.shard.callers import Quotas, Topics
+from tickwheel.server.settings import Settings
+from tickwheel.server.shard.callers import Principal, Quota, Quotas, Scopes, Topics
 
 DAY_MS = 86_400_000
 Make = Callable[..., Coroutine[Any, Any, AccessRig]]
@@ -180,6 +185,19 @@ async def test_a_pending_check_does_not_scan_topics(
         assert (await peer.enqueue(task(f"t{n}")))[0] == T.OK
         rig.pass_time(1_000)
     assert len(looked_at) <= 20, "what is new is looked at once"
+
+
+def test_a_quota_keeps_no_tasks_of_a_former_leader() -> None:
+    scopes, quotas = Scopes(), Quotas(pending=5)
+    scopes.put([Principal("few", ((Right.PRODUCE, ("*",)),), "id", quotas)])
+    quota = Quota("few", quotas, scopes)
+    engine = Engine(Settings(store="memory:").engine(), 1, 0, NOW_MS)
+    assert quota.room(engine.core, 0) == 5
+    core = ref(engine.core)
+    del engine
+    gc.collect()
+    assert core() is None
+    assert quota.room(Engine(Settings(store="memory:").engine(), 2, 0, NOW_MS).core, 0) == 5
 
 
 async def test_transactions_of_a_token_are_limited(make: Make) -> None:

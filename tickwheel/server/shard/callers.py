@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from functools import lru_cache
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from weakref import ref
 
 from tickwheel.api.verb import Right
 from tickwheel.engine.sessions import ReplySink, Session, StoredAnswer
@@ -408,7 +409,9 @@ class Quota:
         """The principal's connections and running HTTP requests."""
         self._allowances: dict[str, Allowance] | None = None
         """The quotas per second; None before the first check."""
-        self._core: Core | None = None
+        self._core: Callable[[], Core | None] = lambda: None
+        """Returns the core of ``_tally``, to which the reference is weak, so that a daemon that no
+        longer leads frees its tasks."""
         self._topics: Topics | None = None
         self._tally: Tally | None = None
 
@@ -497,15 +500,16 @@ class Quota:
 
     def _pending(self, core: Core) -> int:
         topics = self._scopes.of(self._who)
-        if self._tally is None or core is not self._core or topics is not self._topics:
+        if self._tally is None or core is not self._core() or topics is not self._topics:
             self.end_count()
-            self._core, self._topics, self._tally = core, topics, core.tally(topics)
+            self._core, self._topics, self._tally = ref(core), topics, core.tally(topics)
         return self._tally.tasks
 
     def end_count(self) -> None:
         """Stop counting unfinished tasks until the next check."""
-        if self._tally is not None and self._core is not None:
-            self._core.tallies.remove(self._tally)
+        core = self._core()
+        if self._tally is not None and core is not None:
+            core.tallies.remove(self._tally)
         self._tally = None
 
 
