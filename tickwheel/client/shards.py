@@ -617,7 +617,8 @@ class Shards:
     ) -> Any:
         """Store a schedule in the shard of its tasks, or else in the home of its name. Raise
         Conflict if another shard has a schedule of that name. The home knows of it, unless it was
-        restored from an older backup; so the other shards are asked, but need not answer."""
+        restored from an older backup; so the other shards are asked, but need not answer, or allow
+        the caller to read."""
         name, options = fields[0], fields[-1]
         basis = checked_basis(options.get(NewSchedule.field("task").name) or {})
         home = self.of_basis(name if basis is None else basis)
@@ -632,7 +633,7 @@ class Shards:
         rest = [link for link in self.links if link is not home]
         calls = (self._ask_soon(link, show, show_fields, until_s) for link in rest)
         ends = await asyncio.gather(*calls, return_exceptions=True)
-        raise_first([end for end in ends if not isinstance(end, (NotFound, *AWAY))])
+        raise_first([end for end in ends if not isinstance(end, (NotFound, Forbidden, *AWAY))])
         if not all(isinstance(end, BaseException) for end in ends):
             raise Conflict(
                 f"schedule {name} exists in another shard, which its current key selects; delete it"

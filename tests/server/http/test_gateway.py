@@ -783,6 +783,12 @@ async def test_a_bulk_operation_needs_no_right_to_read(guarded: Guarded) -> None
     assert (await guarded.hall.post("/v1/bulk", fields, authorization=token))["id"] == "mine"
 
 
+async def test_putting_a_schedule_needs_no_right_to_read(guarded: Guarded) -> None:
+    fields, token = {"topic": "a1", "every_ms": HOUR_MS}, bearer(guarded.operator)
+    put = await guarded.hall.call("PUT", "/v1/schedules/s", fields, authorization=token)
+    assert put.status == 201, put.body
+
+
 async def test_a_browser_logs_in_and_its_session_asks_with_that_token(guarded: Guarded) -> None:
     hall = guarded.hall
     login = await hall.call("POST", "/v1/sessions", authorization=bearer(guarded.reader), **CONSOLE)
