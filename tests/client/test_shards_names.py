@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from support.shard_rig import Peer
-from support.shards import Shards, alone, key_in
+from support.shards import NOW_MS, Shards, alone, key_in
 from tickwheel import Client, Task, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.verb import Home, Routing, Verb
 from tickwheel.api.verbs import VERBS
 from tickwheel.gateway import GatewayClient
 from tickwheel.model.values import shard_of
+from tickwheel.server.access.tokens import create, parse_scopes
 from tickwheel.server.shard import following, names
 from tickwheel.server.shard.names import CLAIM_KEPT_MS
 
@@ -281,6 +282,21 @@ async def test_an_ended_claim_creates_nothing(shards: Shards) -> None:
     late = await peer.call(T.PREPARE, name, "p", 1, (("t", b"", 0),), {"claim": number})
     assert late[0] == T.ERROR and "another client has claimed" in str(late)
     peer.lose()
+
+
+async def test_a_token_of_other_topics_ends_no_claim(tmp_path: Path) -> None:
+    path, texts = tmp_path / "tokens.json", list[str]()
+    for name in ("ours", "theirs"):
+        grants = parse_scopes([f"produce={name}.*"])
+        texts.append(create(path, name, grants, NOW_MS, None)[1])
+    async with Shards(COUNT, tokens_file=str(path)) as shards:
+        ours, theirs = [await shards.client(token=text).connect() for text in texts]
+        name, know = name_in(2), await ours._know_shards()
+        assert know is not None
+        assert (await know._claim("transaction", name, "ours.a", 0, None))[0] == 0
+        with pytest.raises((errors.Conflict, errors.Forbidden)):
+            await theirs.transaction("p", id=name).enqueue("theirs.a", b"", key=key_in(1, COUNT))
+        await ours.transaction("p", id=name).enqueue("ours.a", b"", key=key_in(0, COUNT))
 
 
 async def test_abandoned_claims_stay_ended(shards: Shards) -> None:

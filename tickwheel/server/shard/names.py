@@ -82,6 +82,11 @@ def _is_over(row: ClaimRow, number: int | None) -> bool:
     return number < row.number
 
 
+def _is_hidden(row: ClaimRow, call: Call[ClaimName]) -> bool:
+    """Return whether the claim is for a topic that the caller may not use."""
+    return call.topic_filter is not None and not call.topic_filter(row.topic)
+
+
 class Naming:
     """The operations on claims."""
 
@@ -126,6 +131,8 @@ class Naming:
             number = self._parts.border.act().core.ids.take(1, now_ms)
             row = ClaimRow(kind, request.name, request.topic, request.shard, number, now_ms)
             self._put(row)
+        elif _is_hidden(row, call):
+            return row.shard, 0  # without its number, the caller can neither use nor end the claim
         elif self._is_old(row, call):
             self._put(row._replace(at_ms=now_ms))
         return row.shard, row.number
@@ -134,7 +141,7 @@ class Naming:
         """End a claim at home, unless it has ended already."""
         row = self._core.claims.get((kind, call.request.name))
         if row is not None and row.number == call.request.number:
-            if call.topic_filter is not None and not call.topic_filter(row.topic):
+            if _is_hidden(row, call):
                 raise Forbidden(f"this caller may not end the claim of {kind} {row.name}")
             self._drop(row)
         return call.request.shard, 0
