@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
@@ -225,7 +226,7 @@ async def test_a_disconnected_callers_operation_is_audited(rig: AccessRig) -> No
 
 async def test_an_operation_without_an_answer_has_an_unknown_outcome() -> None:
     written: list[dict[str, Any]] = []
-    log: Any = SimpleNamespace(write=written.append)
+    log: Any = SimpleNamespace(write=written.append, open_lines=WeakSet())
     caller, answer = Caller(NullSink(), address="127.0.0.1:9"), asyncio.Future[Any]()
     asked: Any = VERBS["delete_topic"].request_type.checked({"topic": "t"}, Limits())
     waiting = asyncio.ensure_future(AuditStage(log).relayed(caller, "delete_topic", asked, answer))
@@ -234,6 +235,20 @@ async def test_an_operation_without_an_answer_has_an_unknown_outcome() -> None:
     await asyncio.wait((waiting,))
     [line] = written
     assert (line["operation"], line["outcome"]) == ("delete_topic", "outcome_unknown")
+
+
+async def test_a_request_without_an_answer_is_audited_once(rig: AccessRig) -> None:
+    """Its change may be in the store of a daemon that no longer leads."""
+    peer = await rig.peer_with("all")
+    rig.store.stall()
+    number = peer.send(T.GROUP_CREATE, "t", "g", {})
+    await rig.settle()
+    await rig.logins.stop()
+    rig.store.go_on()
+    assert (await peer.answer(number))[0] == T.OK
+    assert [(line["operation"], line["outcome"]) for line in lines(rig)[1:]] == [
+        ("create_group", "outcome_unknown")
+    ]
 
 
 async def test_the_audit_log_is_rotated_at_its_limit(path: Path) -> None:

@@ -384,6 +384,7 @@ class Daemon:
         self.listener.stand_by()
         if self._api is not None:
             self._api.stand_by()
+        self._logins.note_unanswered()
 
     def _abort(self) -> None:
         for process in self._companions:

@@ -216,6 +216,7 @@ class Logins:
 
     async def stop(self) -> None:
         """Write the tokens' last use, and finish the audit log."""
+        self.note_unanswered()
         await self.write_last_use()
         timeout_s = self._drain_timeout_s
         if self.audit is not None and not await asyncio.to_thread(self.audit.close, timeout_s):
@@ -228,6 +229,11 @@ class Logins:
         """Log a login to the console, or a logout from it."""
         if self.audit is not None:
             self.audit.write({**caller_fields(caller, operation, {}), "outcome": "ok"})
+
+    def note_unanswered(self) -> None:
+        """Log the requests that this daemon no longer answers."""
+        if self.audit is not None:
+            self.audit.write_open_lines()
 
     def note_signal(self, operation: str) -> None:
         """Log a signal that an operator sent to this process."""

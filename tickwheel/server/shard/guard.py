@@ -13,8 +13,8 @@ outcome, as one JSON object per line. A thread writes the file (``AuditLog``), b
 loop must not wait for a disk. The audit stage comes first, so the log includes refused requests.
 Invariants:
 
-* A line is queued for the thread before the answer to its request is sent. A clean stop waits for
-  all queued lines; a killed daemon loses them.
+* A line is queued for the thread before the answer to its request is sent, or when the daemon stops
+  leading. A clean stop waits for all queued lines; a killed daemon loses them.
 * The queue is bounded. Lines that do not fit or cannot be written are counted, and the next line
   states their number.
 * A line contains the fields of the request, each cut to a maximum length. It never contains a body,
@@ -35,6 +35,7 @@ from datetime import UTC, datetime
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
+from weakref import WeakSet
 
 from tickwheel.api.kinds import DeadLetterPairs, Ids
 from tickwheel.api.verb import Audit, Need, Of, Right, Verb
@@ -78,6 +79,8 @@ class AuditLog(LogWriter):
         self._on_event = on_event
         self._observed = observed
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.open_lines: WeakSet[_Line] = WeakSet()
+        """The lines of requests that are not yet answered."""
         # the following are used only by the thread
         self._fd: int | None = None
         self._bytes = 0
@@ -87,6 +90,12 @@ class AuditLog(LogWriter):
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         self.put(self._line(fields))
+
+    def write_open_lines(self) -> None:
+        """Write the lines of all requests that this daemon no longer answers. Their changes may be
+        in the store."""
+        for line in list(self.open_lines):
+            line.write(OutcomeUnknown.code)
 
     def _line(self, fields: Mapping[str, object]) -> bytes:
         now_s = self._clock.read().now_ms / 1000
@@ -202,9 +211,13 @@ class _Line(NullSink):
     def __init__(self, log: AuditLog, fields: Mapping[str, object]) -> None:
         self._log = log
         self._fields = fields
+        log.open_lines.add(self)
 
     def write(self, outcome: str, counts: Mapping[str, int] | None = None) -> None:
-        """Write the line with the outcome of the request."""
+        """Write the line with the outcome of the request, unless it is written."""
+        if self not in self._log.open_lines:
+            return
+        self._log.open_lines.discard(self)
         more = {"counts": counts} if counts else {}
         self._log.write({**self._fields, "outcome": outcome, **more})
 
