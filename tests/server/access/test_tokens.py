@@ -87,6 +87,16 @@ def test_token_fields_are_limited(path: Path, monkeypatch: pytest.MonkeyPatch) -
         tokens.read(path)
 
 
+def test_a_token_file_never_grows_beyond_what_is_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = tokens.create(path, "first", ALL, 5, None)[0]
+    monkeypatch.setattr(tokens, "FILE_BYTES_MAX", 2 * path.stat().st_size - 100)
+    with pytest.raises(LimitExceeded, match="FILE_BYTES_MAX"):
+        tokens.create(path, "second", ALL, 5, None)
+    assert tokens.revoke(path, "first") == [first]
+
+
 def test_revoking_by_id_by_name_and_all_of_a_name(path: Path) -> None:
     first, second, other = (
         tokens.create(path, name, ALL, 5, None)[0] for name in ("shop", "shop", "other")

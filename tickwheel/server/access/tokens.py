@@ -207,12 +207,16 @@ def read(path: Path) -> dict[str, Token]:
 def _load(path: Path) -> Any:
     with path.open("rb") as file:
         data = file.read(FILE_BYTES_MAX + 1)
-    if len(data) > FILE_BYTES_MAX:
-        raise LimitExceeded(f"{path} exceeds the limit of {FILE_BYTES_MAX} bytes (FILE_BYTES_MAX)")
+    _check_size(path, data)
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"{path} is not valid JSON: {error}") from None
+
+
+def _check_size(path: Path, data: bytes) -> None:
+    if len(data) > FILE_BYTES_MAX:
+        raise LimitExceeded(f"{path} exceeds the limit of {FILE_BYTES_MAX} bytes (FILE_BYTES_MAX)")
 
 
 def _token(entry: Any, field: str) -> Token:
@@ -344,16 +348,19 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _replace(path: Path, value: object) -> None:
     """Replace the file, or the target of a link, atomically and durably. When run by root, keep the
-    owner, or give a new file to the owner of the folder, so that the daemon can read it."""
+    owner, or give a new file to the owner of the folder, so that the daemon can read it. Raise
+    OSError, or LimitExceeded for a file that could not be read again."""
+    data = json.dumps(value, indent=1).encode() + b"\n"
+    _check_size(path, data)
     path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with open(fd, "w", encoding="utf-8") as file:
+        with open(fd, "wb") as file:
             if os.geteuid() == 0:
                 before = os.stat(path if path.exists() else path.parent)
                 os.fchown(fd, before.st_uid, before.st_gid)
-            file.write(json.dumps(value, indent=1) + "\n")
+            file.write(data)
             file.flush()
             fsync(fd)
         temporary.replace(path)
