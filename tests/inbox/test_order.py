@@ -237,8 +237,25 @@ async def test_an_open_transaction_keeps_its_table(
     await application.close()
 
 
+async def move(application: Any) -> None:
+    """Change the tables as a restore into another cluster would. The ids of transactions there are
+    lower: here those in the tables are raised instead."""
+    raised = "({0}::text::bigint + 1000000)::text::xid8"
+    for table in ("inbox_0", "inbox_1"):
+        await application.execute(f"UPDATE tickwheel.{table} SET xid = {raised.format('xid')}")
+    snapshots = await application.fetch("SELECT seq, target::text, snapshot::text FROM"
+                                        " tickwheel.inbox_batches")  # fmt: skip
+    for seq, target, snapshot in snapshots:
+        await application.execute(
+            "UPDATE tickwheel.inbox_batches SET target = $2::text::pg_snapshot, snapshot ="
+            f" $3::text::pg_snapshot, bound = {raised.format('bound')},"
+            f" next_bound = {raised.format('next_bound')} WHERE seq = $1",
+            seq, _raised(target), _raised(snapshot),
+        )  # fmt: skip
+    await application.execute("UPDATE tickwheel.inbox_state SET cluster = 'another'")
+
+
 async def test_rows_are_taken_once_after_a_restore_into_another_cluster(database: str) -> None:
-    """The ids of transactions there are lower: here those in the tables are raised instead."""
     application = await asyncpg.connect(database)
     async with opened(database) as inbox:
         await inbox.take_over()
@@ -246,20 +263,7 @@ async def test_rows_are_taken_once_after_a_restore_into_another_cluster(database
         assert await take(inbox) == ["taken"]
         await inbox.note_idle()
     await application.execute(PUT, "restored")
-    raised = "(x::text::bigint + 1000000)::text::xid8"
-    for table in ("inbox_0", "inbox_1"):
-        change = f"UPDATE tickwheel.{table} SET xid = {raised.replace('x::', 'xid::')}"
-        await application.execute(change)
-    snapshots = await application.fetch("SELECT seq, target::text, snapshot::text FROM"
-                                        " tickwheel.inbox_batches")  # fmt: skip
-    for seq, target, snapshot in snapshots:
-        await application.execute(
-            "UPDATE tickwheel.inbox_batches SET target = $2::text::pg_snapshot, snapshot ="
-            " $3::text::pg_snapshot, next_bound ="
-            f" {raised.replace('x::', 'next_bound::')} WHERE seq = $1",
-            seq, _raised(target), _raised(snapshot),
-        )  # fmt: skip
-    await application.execute("UPDATE tickwheel.inbox_state SET cluster = 'another'")
+    await move(application)
     await application.execute(PUT, "new")
     async with opened(database) as inbox:
         assert await inbox.take_over() is None
@@ -270,6 +274,29 @@ async def test_rows_are_taken_once_after_a_restore_into_another_cluster(database
         batch = await inbox.take_over()
         assert batch is not None
         assert [row.body for row in batch.rows] == [b"newer"]
+    await application.close()
+
+
+async def test_rows_written_after_a_restore_are_kept_while_an_older_range_is_taken(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql, "ROWS_MAX", 1)
+    application = await asyncpg.connect(database)
+    async with opened(database) as inbox:
+        await inbox.take_over()
+        async with application.transaction():
+            await application.execute(PUT, "first")
+            await application.execute(PUT, "second")
+        await inbox.record(batch_of(list(await inbox.read())), 1)
+    await move(application)
+    await application.execute(PUT, "new")
+    async with opened(database) as inbox:
+        batch = await inbox.take_over()
+        assert batch is not None
+        assert [row.body for row in batch.rows] == [b"first"]
+        await inbox.record(batch)  # as for a part of it
+        inbox.confirm()
+        assert await take(inbox) == ["second", "new"]
     await application.close()
 
 

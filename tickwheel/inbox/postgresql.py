@@ -303,21 +303,21 @@ class PostgresInbox:
                 self._sql("SELECT side, cluster FROM tickwheel.inbox_state")
             )
             self._side, self._has_old, self._rotated_s = state["side"], True, time.monotonic()
+            # The ids of transactions mean nothing after a restore into another cluster.
+            self._cluster = str(
+                await self._value("SELECT system_identifier FROM pg_control_system()")
+            )
+            self._is_moved = state["cluster"] not in (None, self._cluster)
             last = await self._connection.fetchrow(self._sql(_LAST))
             batch = None
             if last is None:
-                self._seq = 0
+                self._seq = self._last_id = 0
                 self._become(START, None, 0, [], is_whole=True)
                 self._last = (os.urandom(SESSION_BYTES), 0, *START, START.snapshot, 0, 0, True)
                 self._last += (START.bound, START.floor, 0, None, None, 0, 1)
             else:
                 batch = await self._restore(last)
             await self._insert(self._last)
-            # The ids of transactions mean nothing after a restore into another cluster.
-            self._cluster = str(
-                await self._value("SELECT system_identifier FROM pg_control_system()")
-            )
-            self._is_moved = state["cluster"] not in (None, self._cluster)
             if state["cluster"] is None:
                 await self._store_cluster()
         return batch
@@ -396,7 +396,8 @@ class PostgresInbox:
             self._sql(_READ), *base, after, target, ROWS_MAX + 1, BYTES_MAX
         )
         first = records[0]
-        self._last_id = first["last_id"]
+        if not self._is_moved:  # otherwise rows written since the restore have ids up to this one
+            self._last_id = first["last_id"]
         if first["id"] is None:
             return [], first["snapshot"], True
         rows = [
