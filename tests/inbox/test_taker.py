@@ -337,6 +337,52 @@ async def test_an_uncertain_batch_needs_a_decision(
         assert await keys(client) == left
 
 
+AGED = {
+    "postgresql": "UPDATE tickwheel.inbox_batches SET at = at - interval '2 days'",
+    "sqlite": "UPDATE tickwheel_inbox_batch SET recorded_ms = recorded_ms - 172800000",
+}
+
+
+async def test_a_batch_stays_uncertain_however_often_takers_begin(inbox: str) -> None:
+    database = open_inbox(inbox)
+    await database.open()
+    await database.lead()
+    await database.take_over()
+    async with Application(inbox) as application:
+        await application.commit(enqueue(Task("orders.close", b"")))
+        rows = list(await database.read())
+        await database.record(Batch(b"s" * 16, 1, rows), 1)
+        aged = AGED[inbox.partition(":")[0]]
+        await application.commit(lambda connection: connection.execute(aged))
+    for _ in range(2):
+        batch = await database.take_over()
+        assert batch is not None and batch.age_s > 47 * HOUR_S
+    await database.close()
+
+
+async def test_a_batch_without_an_answer_for_too_long_is_uncertain(
+    make_daemon: Callable[..., Daemon],
+    taking: Callable[..., Taking],
+    inbox: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The daemon may have stored it, died, and come back without its session."""
+    daemon = make_daemon().start()
+    made = taking(daemon.url, inbox)
+    await comes(lambda: made.taker.leads)
+    for name, value in (("ANSWER_S", 0.0), ("STOP_S", 0.0), ("MEMORY_S", -1.0)):
+        monkeypatch.setattr(taker, name, value)
+
+    async def unanswered(self: NumberedClient, number: int, tasks: Sequence[Any]) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(NumberedClient, "put_numbered", unanswered)
+    async with Application(inbox) as application:
+        await application.commit(enqueue(Task("orders.close", b"", delay=HOUR_S)))
+        with pytest.raises(Conflict, match="may have been enqueued"):
+            await soon(made.end())
+
+
 async def test_a_second_taker_waits_for_the_first(
     make_daemon: Callable[..., Daemon],
     taking: Callable[..., Taking],

@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 
@@ -105,18 +106,18 @@ LEFT JOIN LATERAL (
 _RECORD: Final = """
 INSERT INTO tickwheel.inbox_batches (
     seq, session, number, snapshot, bound, floor, target, after_id, until_id, is_last,
-    next_bound, next_floor, rows, ids, rest, offset_ms, shards
+    next_bound, next_floor, rows, ids, rest, offset_ms, shards, at
 )
 SELECT $1::bigint, $2::bytea, $3::bigint, $4::text::pg_snapshot, $5::text::xid8, $6::bigint,
     $7::text::pg_snapshot, $8::bigint, $9::bigint, $10::boolean,
     coalesce($11::text::xid8, pg_current_xact_id()), $12::bigint, $13::integer, $14::bigint[],
-    $15::bigint[], $16::bigint, $17::integer
+    $15::bigint[], $16::bigint, $17::integer, coalesce($18::timestamptz, clock_timestamp())
 WHERE NOT EXISTS (SELECT FROM tickwheel.inbox_batches WHERE seq >= $1::bigint)
 RETURNING next_bound::text
 """
 _LAST: Final = """
 SELECT seq, session, number, snapshot::text, bound::text, floor, target::text, after_id, until_id,
-    is_last, next_bound::text, next_floor, rows, ids, rest, offset_ms, shards,
+    is_last, next_bound::text, next_floor, rows, ids, rest, offset_ms, shards, at,
     extract(epoch FROM clock_timestamp() - at)::float8 AS age_s
 FROM tickwheel.inbox_batches ORDER BY seq DESC LIMIT 1
 """
@@ -317,7 +318,7 @@ class PostgresInbox:
                 self._last += (START.bound, START.floor, 0, None, None, 0, 1)
             else:
                 batch = await self._restore(last)
-            await self._insert(self._last)
+            await self._insert(self._last, last and last["at"])
             if state["cluster"] is None:
                 await self._store_cluster()
         return batch
@@ -332,7 +333,7 @@ class PostgresInbox:
     async def _restore(self, last: Any) -> Batch | None:
         """Continue after the last record. Return its batch if it has rows."""
         values = tuple(last.values())
-        self._seq, self._last = last["seq"], values[1:-1]
+        self._seq, self._last = last["seq"], values[1:-2]
         base = Base(last["snapshot"], last["bound"], last["floor"])
         following = Base(last["target"], last["next_bound"], last["next_floor"])
         self._last_id = last["next_floor"]
@@ -445,11 +446,12 @@ class PostgresInbox:
         values = (session, number, *self._base, target, self._after, until, is_last)
         await self._insert((*values, None, self._last_id, rows, ids, rest, offset_ms, shards))
 
-    async def _insert(self, values: tuple[Any, ...]) -> None:
+    async def _insert(self, values: tuple[Any, ...], at: datetime | None = None) -> None:
         """Insert a record. ``values`` are those of the columns from ``session`` on; without a
-        ``next_bound`` it is the xid of this statement."""
+        ``next_bound`` it is the xid of this statement. ``at``: when its batch was first recorded,
+        if not now."""
         self._seq += 1
-        bound = await self._value(_RECORD, self._seq, *values)
+        bound = await self._value(_RECORD, self._seq, *values, at)
         if bound is None:
             raise Fenced(f"{self.label}: another taker has recorded batch {self._seq}")
         self._last = (*values[:9], bound, *values[10:])

@@ -66,6 +66,8 @@ AGAIN_MAX_S: Final = 5.0
 """Minimum and maximum seconds before an attempt is repeated."""
 MEMORY_S: Final = 23 * 3600.0
 """Seconds for which the daemon certainly remembers a batch that it has stored."""
+ANSWER_S: Final = MEMORY_S
+"""Maximum seconds to wait for the answer to a batch that was sent. Then its outcome is uncertain."""
 REFUSALS: Final = (BadRequest, Conflict, Forbidden, FrameTooLarge, NotFound)
 """Errors for which a row is stored as refused."""
 DECISIONS: Final = ("stop", "resend", "skip")
@@ -306,7 +308,8 @@ class Taker:
         Raise InboxTrouble if this process stops first."""
         tasks = [_wire(row, batch.offset_ms) for row in batch.rows]
         while True:
-            outcomes = await self._until_stopped(client.put_numbered(batch.number, tasks))
+            sending = client.put_numbered(batch.number, tasks)
+            outcomes = await self._until_stopped(sending, ANSWER_S)
             errors = [
                 (row, outcome)
                 for row, outcome in zip(batch.rows, outcomes, strict=True)
@@ -356,16 +359,18 @@ class Taker:
         if self._stopping.is_set():
             raise InboxTrouble("this process stops")
 
-    async def _until_stopped(self, work: Awaitable[T]) -> T:
+    async def _until_stopped(self, work: Awaitable[T], time_s: float | None = None) -> T:
         """Return the result of ``work``. Raise InboxTrouble if it takes more than ``STOP_S`` after
-        ``stop``."""
+        ``stop``, or after ``time_s``."""
         task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stopping.wait())
         try:
-            await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+            waiting = asyncio.FIRST_COMPLETED
+            await asyncio.wait((task, stop), timeout=time_s, return_when=waiting)
             if not task.done():
                 await asyncio.wait((task,), timeout=STOP_S)
             if not task.done():
-                raise InboxTrouble("this process stops")
+                reason = "this process stops" if stop.done() else "no answer to the last batch"
+                raise InboxTrouble(reason)
             return task.result()
         finally:
             stop.cancel()
