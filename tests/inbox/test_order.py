@@ -210,6 +210,24 @@ async def test_tables_are_truncated_in_turn(database: str, monkeypatch: pytest.M
     await application.close()
 
 
+async def test_the_batches_of_former_takers_leave_as_well(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql, "BATCHES_MAX", 8)
+    application = await asyncpg.connect(database)
+    for turn in range(6):
+        inbox = PostgresInbox(database)
+        await inbox.open()
+        await inbox.take_over()
+        await application.execute(PUT, str(turn))
+        assert await take(inbox) == [str(turn)]
+        await inbox.tidy()
+        await inbox.close()
+        count = await application.fetchval("SELECT count(*) FROM tickwheel.inbox_batches")
+        assert count <= 11
+    await application.close()
+
+
 async def test_an_open_transaction_keeps_its_table(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,10 @@ SELECT $1::bigint, $2::bytea, $3::bigint, $4::text::pg_snapshot, $5::text::xid8,
 WHERE NOT EXISTS (SELECT FROM tickwheel.inbox_batches WHERE seq >= $1::bigint)
 RETURNING next_bound::text
 """
+_STATE: Final = """
+SELECT side, cluster, (SELECT count(*) FROM tickwheel.inbox_batches) AS batches
+FROM tickwheel.inbox_state
+"""
 _LAST: Final = """
 SELECT seq, session, number, snapshot::text, bound::text, floor, target::text, after_id, until_id,
     is_last, next_bound::text, next_floor, rows, ids, rest, offset_ms, shards, at,
@@ -194,7 +198,7 @@ class PostgresInbox:
         self._has_old = False
         """Whether the table that takes no new rows may have rows."""
         self._taken = self._batches = 0
-        """Rows taken since the tables changed, and batches since their table was truncated."""
+        """Rows taken since the tables changed, and batches in their table."""
         self._rotated_s = self._swept_s = 0.0
 
     def _sql(self, text: str) -> str:
@@ -300,10 +304,9 @@ class PostgresInbox:
 
     async def take_over(self) -> Batch | None:
         async with _troubles(self.label):
-            state = await self._connection.fetchrow(
-                self._sql("SELECT side, cluster FROM tickwheel.inbox_state")
-            )
+            state = await self._connection.fetchrow(self._sql(_STATE))
             self._side, self._has_old, self._rotated_s = state["side"], True, time.monotonic()
+            self._batches = state["batches"]
             # The ids of transactions mean nothing after a restore into another cluster.
             self._cluster = str(
                 await self._value("SELECT system_identifier FROM pg_control_system()")
