@@ -406,6 +406,25 @@ async def test_a_second_taker_waits_for_the_first(
         assert await keys(client) == ["0", "1", "2", "3"]
 
 
+async def test_a_taker_that_waits_for_another_has_no_trouble(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its database was away, and the other one has the lead since."""
+    monkeypatch.setattr(taker, "AGAIN_S", 0.0)
+    waiting: Any = AsyncMock()
+    waiting.open.side_effect = [InboxTrouble("the database is away"), None]
+    asked = asyncio.Event()
+    waiting.lead.side_effect = lambda: asked.set()
+    never: Any = None
+    second = taker.Taker(waiting, never)
+    running = asyncio.create_task(second.run())
+    await soon(asked.wait())
+    await comes(lambda: second.trouble is None, 10)
+    second.stop()
+    await soon(running)
+    assert not second.leads
+
+
 async def test_rows_wait_while_the_backlog_is_full(
     make_daemon: Callable[..., Daemon], taking: Callable[..., Taking], inbox: str
 ) -> None:

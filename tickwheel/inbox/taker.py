@@ -118,6 +118,7 @@ class Taker:
             try:
                 await self._inbox.open()
                 while self._goes_on() and not await self._inbox.lead():
+                    self._report(None)  # another taker works
                     await self._wait(TIDY_S)
                 if not self._stopping.is_set():
                     self.leads = True
