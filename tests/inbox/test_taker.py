@@ -779,12 +779,27 @@ async def test_a_pooler_is_refused(
         await inbox.close()
 
 
-@pytest.mark.parametrize("url", ["mysql://host/app", "sqlite://app.db", "postgresql://h/d?schema="])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://me:secret@host/app", "sqlite://app.db", f"postgresql://h/d?schema={'x' * 64}",
+        "postgresql://h/d?schema=o'b", "postgresql://h/d?schema=a$$b", "postgresql://h:x/d",
+        "postgresql://me:secret@h:0/d", "postgresql://h:65536/d", "postgresql://a,/d",
+        "postgresql://[::1/d",
+    ],
+)  # fmt: skip
 def test_the_url_of_an_inbox_is_checked(url: str) -> None:
-    if "schema" in url:
-        url += "x" * 64
-    with pytest.raises(BadRequest, match="must be"):
+    with pytest.raises(BadRequest, match="must be") as caught:
         open_inbox(url)
+    assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://a:1,b/d?schema=a-b", "postgresql:///d", "postgresql://[::1]:5/d"]
+)
+def test_the_primary_of_several_hosts_is_taken(url: str) -> None:
+    inbox = PostgresInbox(url)
+    assert ("target_session_attrs=primary" in inbox._dsn) == ("," in url)
 
 
 async def test_a_taker_ends_although_its_driver_loses_the_cancellation() -> None:

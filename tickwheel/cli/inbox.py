@@ -65,6 +65,4 @@ def sql(
     """Print the statements that create an inbox, for people to read and run."""
     from tickwheel.inbox.schema import postgresql_sql, sqlite_sql
 
-    if not schema.isidentifier():
-        raise BadRequest(f"schema must be a name of letters and digits, not {shown(schema)}")
     call.out.line(sqlite_sql() if sqlite else postgresql_sql(schema))

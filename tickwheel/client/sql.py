@@ -39,6 +39,7 @@ REFUSAL_STATES: Final = "TW"
 """The first letters of the SQLSTATE of errors that the inbox raises."""
 _DOLLAR: Final = tuple(f"${number}" for number in range(1, len(COLUMNS) + 1))
 _PERCENT: Final = ("%s",) * len(COLUMNS)
+_SCHEMA: Final = re.compile(r"[\w-]+")
 _CODE: Final = re.compile(r"\b([a-z_]+): ")
 _CHECKER = TaskChecker()
 
@@ -115,12 +116,20 @@ def _selection(task_id: int | None, topic: str | None, key: str | None) -> str:
 # --- writing -------------------------------------------------------------------------------------
 
 
+def check_schema(schema: str) -> None:
+    """Raise BadRequest for a schema that SQL, with any driver, cannot name between quotes."""
+    if not _SCHEMA.fullmatch(schema) or len(schema.encode()) > 63:
+        raise BadRequest(
+            "schema must be a name of up to 63 bytes of letters, digits, _ and -, not"
+            f" {shown(schema)}"
+        )
+
+
 def write(connection: Any, command: Command, schema: str = SCHEMA) -> Any:
     """Write a command in the current transaction of a connection. Return the id of its row, or an
     awaitable of it. ``schema`` is that of the inbox in PostgreSQL. Raise BadRequest for an
     unsupported connection, and the error of the inbox if it refuses the command."""
-    if not schema.isidentifier():
-        raise BadRequest(f"schema must be a name of letters and digits, not {shown(schema)}")
+    check_schema(schema)
     for base in type(connection).__mro__:
         writer = _WRITERS.get(base.__module__.partition(".")[0])
         if writer is not None:

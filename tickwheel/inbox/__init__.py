@@ -11,9 +11,7 @@ it.
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit, urlunsplit
-
-from tickwheel.errors import BadRequest, needs_extra, shown
+from tickwheel.errors import BadRequest, needs_extra
 from tickwheel.inbox.contract import Inbox
 
 
@@ -30,12 +28,4 @@ def open_inbox(url: str) -> Inbox:
         from tickwheel.inbox.sqlite import SqliteInbox
 
         return SqliteInbox(url)
-    raise BadRequest(
-        f"inbox must be postgresql://USER@HOST/DATABASE or sqlite:///PATH, not {shown(url)}"
-    )
-
-
-def without_password(url: str) -> str:
-    """Return the URL of an inbox for messages."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
+    raise BadRequest("inbox must be postgresql://USER@HOST/DATABASE or sqlite:///PATH")

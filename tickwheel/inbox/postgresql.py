@@ -19,12 +19,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, Final, NamedTuple
-from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qs, urlencode, urlsplit, urlunsplit
 
 import asyncpg
 
 from tickwheel.api.frames import SESSION_BYTES
-from tickwheel.errors import BadRequest, shown
+from tickwheel.client.sql import SCHEMA, check_schema
+from tickwheel.errors import BadRequest
 from tickwheel.inbox.contract import (
     ACKS_S,
     BYTES_MAX,
@@ -38,7 +39,7 @@ from tickwheel.inbox.contract import (
     not_alone,
     options_of,
 )
-from tickwheel.inbox.schema import SCHEMA, in_schema, postgresql_sql, upgrade_sql
+from tickwheel.inbox.schema import in_schema, postgresql_sql, upgrade_sql
 from tickwheel.limits import Limits
 from tickwheel.upgrades import Upgrade
 
@@ -145,6 +146,23 @@ _LIMITS: Final = (
 )  # fmt: skip
 
 
+def _parts(url: str) -> tuple[SplitResult, str]:
+    """Return the parts of a URL, and its hosts with their ports. Raise BadRequest for those that the
+    driver cannot parse."""
+    try:
+        parts = urlsplit(url)
+        hosts = parts.netloc.rpartition("@")[2]
+        for host in hosts.split(",") if hosts else ():
+            if not host or urlsplit(f"//{host}").port == 0:
+                raise ValueError
+    except ValueError:
+        raise BadRequest(
+            "inbox must be postgresql://USER@HOST[:PORT][,HOST[:PORT]]/DATABASE with valid hosts"
+            " and ports"
+        ) from None
+    return parts, hosts
+
+
 class Base(NamedTuple):
     """A position: all rows visible in the snapshot are taken."""
 
@@ -163,14 +181,14 @@ class PostgresInbox:
     """The inbox in a schema of a PostgreSQL database."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
+        parts, hosts = _parts(url)
         query = parse_qs(parts.query)
         self._schema = query.pop("schema", [SCHEMA])[-1]
-        if not self._schema.isprintable() or not 0 < len(self._schema.encode()) < 64:
-            raise BadRequest(f"schema must be 1 to 63 bytes, not {shown(self._schema)}")
+        check_schema(self._schema)
+        if "," in hosts:
+            query.setdefault("target_session_attrs", ["primary"])
         self._dsn = urlunsplit(parts._replace(query=urlencode(query, doseq=True)))
-        host = parts.netloc.rpartition("@")[2]
-        self.label = f"postgresql://{host}{parts.path}, schema {self._schema}"
+        self.label = f"postgresql://{hosts}{parts.path}, schema {self._schema}"
         self._connection: Any = None
         self._seq = 0
         self._base = START

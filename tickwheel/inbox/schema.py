@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
-from typing import Final
 
+from tickwheel.client.sql import SCHEMA, check_schema
 from tickwheel.upgrades import sql_steps
 
-SCHEMA: Final = "tickwheel"
 FOLDER = files("tickwheel.inbox")
 
 
 def in_schema(text: str, schema: str) -> str:
-    """Return SQL that is written for the schema ``tickwheel``, for another schema."""
+    """Return SQL that is written for the schema ``tickwheel``, for another schema. Its name is
+    checked (``check_schema``)."""
     if schema == SCHEMA:
         return text
-    quoted = '"' + schema.replace('"', '""') + '"'
-    literal = schema.replace("'", "''")
-    text = text.replace("tickwheel.", f"{quoted}.").replace("'tickwheel'", f"'{literal}'")
-    for clause in ("IN SCHEMA ", "CREATE SCHEMA ", "USAGE ON SCHEMA "):
-        for end in (" ", ";"):
-            text = text.replace(f"{clause}tickwheel{end}", f"{clause}{quoted}{end}")
-    return text
+    quoted = f'"{schema}"'
+    text = text.replace("tickwheel.", f"{quoted}.").replace("'tickwheel'", f"'{schema}'")
+    return re.sub(r"SCHEMA tickwheel(?=[ ;])", f"SCHEMA {quoted}", text)
 
 
 def postgresql_sql(schema: str = SCHEMA) -> str:
-    """Return the statements for PostgreSQL."""
+    """Return the statements for PostgreSQL. Raise BadRequest."""
+    check_schema(schema)
     return in_schema(FOLDER.joinpath("postgresql.sql").read_text(), schema)
 
 
