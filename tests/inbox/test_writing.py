@@ -17,7 +17,12 @@ import pytest
 from django.conf import settings as django_settings
 from psycopg.rows import dict_row, scalar_row
 from sqlalchemy import create_engine
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import (
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
 from sqlalchemy.orm import Session
 
 from server.http.rig import HttpRig
@@ -197,6 +202,10 @@ async def test_sqlalchemy_asynchronous(postgres: PostgresInbox, database: str) -
     async with AsyncSession(engine) as session:
         await do_all_async(session)
         await session.rollback()
+    scoped = async_scoped_session(async_sessionmaker(engine), asyncio.current_task)
+    await do_all_async(scoped)
+    await scoped.rollback()
+    await scoped.remove()
     async with engine.begin() as connection:
         await do_all_async(connection)
     await engine.dispose()

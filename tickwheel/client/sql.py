@@ -191,6 +191,7 @@ def _django(connection: Any, command: Command, schema: str) -> int:
 
 
 def _sqlalchemy(connection: Any, command: Command, schema: str) -> Any:
+    connection = getattr(connection, "registry", lambda: connection)()  # of a scoped session
     if hasattr(connection, "run_sync"):
         return _awaited(connection.run_sync(_sqlalchemy_sync, command, schema))
     return _sqlalchemy_sync(connection, command, schema)
