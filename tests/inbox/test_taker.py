@@ -25,6 +25,8 @@ from tickwheel import BadRequest, Client, Conflict, StaleReceipt, Task, Unauthor
 from tickwheel.client.sql import Command, write
 from tickwheel.client.wire import NumberedClient
 from tickwheel.inbox import contract, open_inbox, taker
+from tickwheel.inbox import postgresql as postgresql_inbox
+from tickwheel.inbox import sqlite as sqlite_inbox
 from tickwheel.inbox.contract import Batch, InboxTrouble
 from tickwheel.inbox.postgresql import SESSION, PostgresInbox
 from tickwheel.inbox.sqlite import SqliteInbox
@@ -518,6 +520,37 @@ async def test_a_synchronous_delivery_is_acknowledged_in_a_transaction(
 
     await asyncio.to_thread(handle)
     await comes(lambda: made.taker.taken)
+
+
+OLD_ACKS = {
+    "postgresql": "INSERT INTO tickwheel.inbox_acks"
+    " SELECT n, 'g', now() - n * interval '1 day' FROM generate_series(5, 9) AS n",
+    "sqlite": "INSERT INTO tickwheel_inbox_acks SELECT value, 'g',"
+    " (unixepoch() - value * 86400) * 1000 FROM json_each('[5, 6, 8, 9]')",
+}
+
+
+async def test_acks_leave_after_a_week_by_an_index(inbox: str) -> None:
+    database = open_inbox(inbox)
+    await database.open()
+    await database.lead()
+    await database.take_over()
+    kind = inbox.partition(":")[0]
+    async with Application(inbox) as application:
+        await application.commit(lambda connection: connection.execute(OLD_ACKS[kind]))
+        await database.tidy()
+        table = "tickwheel_inbox_acks" if kind == "sqlite" else "tickwheel.inbox_acks"
+        assert await application.number(f"SELECT count(*) FROM {table}") == 2
+        if kind == "sqlite":
+            plan = application.connection.execute(
+                f"EXPLAIN QUERY PLAN {sqlite_inbox._SWEEP}", (0, 1)
+            ).fetchall()
+        else:
+            await application.connection.execute("SET enable_seqscan = off")
+            sweep = postgresql_inbox._SWEEP.replace("$1", "1").replace("$2", "1")
+            plan = await application.connection.fetch(f"EXPLAIN {sweep}")
+        assert "inbox_acks_at" in str(plan)
+    await database.close()
 
 
 async def test_a_lapsed_lease_refuses_the_transaction(

@@ -28,10 +28,11 @@ BYTES_MAX: Final = 4 * 1024 * 1024
 """Bytes of bodies after which no further row is read."""
 ACKS_S: Final = 7 * 86_400.0
 """Seconds for which an inbox remembers which tasks were acknowledged in a transaction."""
+SWEEP_S: Final = 60.0
+SWEPT_MAX: Final = 100_000
+"""Seconds between two removals of older ones, and the maximum number that one removes."""
 REFUSED_MAX: Final = 10_000
 """Maximum stored rows that the daemon has refused. Then no row is taken until some are deleted."""
-SWEEP_S: Final = 60.0
-"""Seconds between two removals of older ones."""
 
 
 class InboxTrouble(Exception):

@@ -31,6 +31,7 @@ from tickwheel.inbox.contract import (
     BYTES_MAX,
     ROWS_MAX,
     SWEEP_S,
+    SWEPT_MAX,
     Batch,
     Fenced,
     InboxTrouble,
@@ -138,7 +139,9 @@ INSERT INTO tickwheel.inbox_refused
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8::text::jsonb, $9, $10) ON CONFLICT (id) DO NOTHING
 """
 _SWEEP: Final = """
-DELETE FROM tickwheel.inbox_acks WHERE at < clock_timestamp() - $1::float8 * interval '1 second'
+DELETE FROM tickwheel.inbox_acks WHERE ctid = ANY(ARRAY(
+    SELECT ctid FROM tickwheel.inbox_acks
+    WHERE at < clock_timestamp() - $1::float8 * interval '1 second' ORDER BY at LIMIT $2))
 """
 _LIMITS: Final = (
     "body_bytes_max", "task_bytes_max", "delay_ms_max", "within_ms_max", "key_length_max",
@@ -525,7 +528,7 @@ class PostgresInbox:
                 await self._truncate_old()
             if time.monotonic() - self._swept_s >= SWEEP_S:
                 self._swept_s = time.monotonic()
-                await self._value(_SWEEP, ACKS_S)
+                await self._value(_SWEEP, ACKS_S, SWEPT_MAX)
             if self._batches >= BATCHES_MAX:
                 await self._truncate_batches()
 

@@ -67,6 +67,7 @@ CREATE TABLE tickwheel.inbox_acks (
     at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (task_id, task_group)
 );
+CREATE INDEX inbox_acks_at ON tickwheel.inbox_acks (at);
 
 -- Rows that the daemon refused. They wait for an operator.
 CREATE TABLE tickwheel.inbox_refused (

@@ -24,6 +24,7 @@ from tickwheel.inbox.contract import (
     BYTES_MAX,
     ROWS_MAX,
     SWEEP_S,
+    SWEPT_MAX,
     Batch,
     Fenced,
     InboxTrouble,
@@ -48,6 +49,10 @@ _RECORD: Final = """
 UPDATE tickwheel_inbox_batch SET seq = seq + 1, session = ?, number = ?, after_id = ?, until_id = ?,
     rows = ?, ids = ?, rest = ?, offset_ms = ?, shards = ?, recorded_ms = ?
 WHERE seq = ?
+"""
+_SWEEP: Final = """
+DELETE FROM tickwheel_inbox_acks WHERE (task_id, task_group) IN
+    (SELECT task_id, task_group FROM tickwheel_inbox_acks WHERE at_ms < ? ORDER BY at_ms LIMIT ?)
 """
 
 
@@ -257,8 +262,7 @@ class SqliteInbox:
         if time.monotonic() - self._swept_s >= SWEEP_S:
             self._swept_s = time.monotonic()
             until_ms = time.time_ns() // 1_000_000 - int(ACKS_S * 1000)
-            statement = "DELETE FROM tickwheel_inbox_acks WHERE at_ms < ?"
-            await self._run(lambda connection: connection.execute(statement, (until_ms,)))
+            await self._run(lambda connection: connection.execute(_SWEEP, (until_ms, SWEPT_MAX)))
 
 
 def _layout(connection: sqlite3.Connection) -> int:

@@ -40,6 +40,7 @@ CREATE TABLE IF NOT EXISTS tickwheel_inbox_acks (
     at_ms INTEGER NOT NULL,
     PRIMARY KEY (task_id, task_group)
 ) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS tickwheel_inbox_acks_at ON tickwheel_inbox_acks (at_ms);
 CREATE TRIGGER IF NOT EXISTS tickwheel_inbox_ack BEFORE INSERT ON tickwheel_inbox
 WHEN NEW.verb = 'ack'
 BEGIN
