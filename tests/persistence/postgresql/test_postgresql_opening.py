@@ -120,6 +120,24 @@ class TestRefusals:
         assert (await opened.open(OWNER, 0)).created
         await opened.close(clean=True)
 
+    async def test_a_dba_can_create_the_tables_before(
+        self, shared_postgres: PostgresServer, role: str
+    ) -> None:
+        """As the first lines of ``schema.sql`` say."""
+        schema = shared_postgres.new_schema()
+        lines = [line for line in opening.SCHEMA.splitlines() if line.startswith("--   ")]
+        script = "\n".join(lines).replace("-- ", "").replace("\\i schema.sql", opening.SCHEMA)
+        for phrase, name in (
+            ("SCHEMA", schema), ("search_path =", schema), ("AUTHORIZATION", role), ("ROLE", role),
+        ):  # fmt: skip
+            script = script.replace(f"{phrase} tickwheel", f"{phrase} {name}")
+        admin = await asyncpg.connect(shared_postgres.database_url())
+        await admin.execute(script)
+        await admin.close()
+        opened = PostgresStore(options_from(shared_postgres.url(schema=schema, user=role)))
+        assert (await opened.open(OWNER, 0)).created
+        await opened.close(clean=True)
+
     async def test_read_only_transactions(self, shared_postgres: PostgresServer, role: str) -> None:
         shared_postgres.sql(f"ALTER ROLE {role} SET default_transaction_read_only = on")
         url = shared_postgres.url(user=role)

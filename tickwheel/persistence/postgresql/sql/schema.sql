@@ -1,6 +1,7 @@
 -- The tables that all shards of a Tickwheel store share. The daemon runs this file when it opens a
--- schema that lacks them; a DBA can run it before:
---   CREATE SCHEMA tickwheel AUTHORIZATION tickwheel; SET search_path = tickwheel; \i schema.sql
+-- schema that lacks them; a DBA can run it before, as the daemon's role:
+--   CREATE SCHEMA tickwheel AUTHORIZATION tickwheel;
+--   SET ROLE tickwheel; SET search_path = tickwheel; \i schema.sql
 -- A shard's own tables are created with the shard: task_S_P and note_S_P for each of its parts (rows
 -- of `part`), journal_S_G and record_S_G for its generation (`shard.generation`).
 
