@@ -14,10 +14,13 @@ A *row* is one command that an application has written: enqueue, cancel, resched
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
+from tickwheel.client.sql import SCHEMA
+from tickwheel.inbox.schema import upgrade_sql
 from tickwheel.limits import Limits
 from tickwheel.model.values import members
 from tickwheel.upgrades import Upgrade
@@ -41,20 +44,6 @@ class InboxTrouble(Exception):
 
 class Fenced(InboxTrouble):
     """Another taker has recorded a batch."""
-
-
-def check_layout(label: str, layout: int, needed: int) -> None:
-    """Raise InboxTrouble for the layout of a newer release."""
-    if layout > needed:
-        raise InboxTrouble(f"{label}: the layout is {layout}; this version supports {needed}")
-
-
-def not_alone(label: str, layout: int, needed: int) -> InboxTrouble:
-    """Return the error of an upgrade while another taker works."""
-    return InboxTrouble(
-        f"{label}: layout {layout} cannot be upgraded to {needed} while a taker of an older release"
-        " works; stop it"
-    )
 
 
 def options_of(text: str) -> dict[str, Any]:
@@ -104,65 +93,129 @@ class Batch:
     """Seconds since it was recorded."""
 
 
-class Inbox(Protocol):
+class Inbox(ABC):
     """An inbox in a database. Every method raises InboxTrouble."""
 
-    @property
-    def label(self) -> str:
+    def __init__(self, label: str) -> None:
+        self.label = label
         """The database and the schema for messages, without secrets."""
-        ...
+        self._seq = 0
+        """The number of the last record."""
+        self._after = 0
+        """Rows of the current range up to this id are confirmed."""
+        self._buffer: list[Row] = []
+        """Rows after ``_after`` that were read."""
+        self._recorded: int | None = None
+        """The number of rows in the unconfirmed range."""
+        self._is_noted = True
+        """Whether the last record says that nothing is unconfirmed."""
+        self._swept_s = 0.0
 
+    @abstractmethod
     async def open(self, *, dry_run: bool = False) -> Upgrade:
         """Connect, and create the tables or upgrade them in one transaction; ``dry_run``: change
         nothing. Return what was, or would be, upgraded. An upgrade needs the lead."""
-        ...
 
+    async def _lay_out(
+        self, kind: str, layout: int, needed: int, schema: str = SCHEMA, *, dry_run: bool
+    ) -> Upgrade:
+        """Create the tables if ``layout`` is 0, or upgrade them to the layout ``needed``."""
+        if layout > needed:
+            raise InboxTrouble(
+                f"{self.label}: the layout is {layout}; this version supports {needed}"
+            )
+        steps = upgrade_sql(kind, layout, needed, schema)
+        if steps and not dry_run and not await self.lead():
+            raise InboxTrouble(
+                f"{self.label}: layout {layout} cannot be upgraded to {needed} while a taker of an"
+                " older release works; stop it"
+            )
+        if not dry_run and (steps or not layout):
+            await self._execute(steps)
+        return Upgrade(self.label, layout, needed, steps)
+
+    @abstractmethod
+    async def _execute(self, steps: Sequence[str]) -> None:
+        """Execute the steps of an upgrade, or create the tables if there are none."""
+
+    @abstractmethod
     async def lead(self) -> bool:
         """Return whether this is now the only taker of the inbox."""
-        ...
 
+    @abstractmethod
     async def take_over(self) -> Batch | None:
         """Fence off earlier takers, and return the last recorded batch unless all its rows are
         known to have been sent. It counts as recorded."""
-        ...
 
+    @abstractmethod
     async def clock_ms(self) -> int:
         """Return the time by the clock of the database."""
-        ...
 
+    @abstractmethod
     async def announce(self, limits: Limits) -> None:
         """Store the daemon's limits, by which rows are checked when they are written."""
-        ...
 
+    @abstractmethod
     async def read(self) -> Sequence[Row]:
         """Return the next rows that no confirmed batch has, at most ``ROWS_MAX``."""
-        ...
 
     async def record(self, batch: Batch, count: int | None = None) -> None:
         """Record a batch of the next ``count`` rows that ``read`` has returned; None: of the rows
         of the last batch, which is not confirmed."""
-        ...
+        if count is None:
+            assert self._recorded is not None, "a batch is recorded"
+            count = self._recorded
+        ids = None if len(batch.rows) == count else [row.id for row in batch.rows]
+        rest = [row.id for row in batch.rest] or None
+        await self._write(batch, self._buffer[count - 1].id, ids, rest)
+        self._recorded, self._is_noted = count, False
+
+    @abstractmethod
+    async def _write(
+        self, batch: Batch, until: int, ids: list[int] | None, rest: list[int] | None
+    ) -> None:
+        """Record a batch of the rows up to ``until``: ``ids``, or all. ``rest`` is sent later. A
+        batch without rows: all rows up to ``until`` are confirmed. Raise Fenced."""
 
     def confirm(self) -> None:
         """Note that no row of the recorded batch has to be sent any more."""
-        ...
+        assert self._recorded is not None, "a batch is recorded"
+        self._after = self._buffer[self._recorded - 1].id
+        del self._buffer[: self._recorded]
+        self._recorded = None
+
+    def _resume(self, last: Mapping[str, Any], rows: list[Row], age_s: float) -> Batch:
+        """Continue with the batch of the last record, whose range has these rows."""
+        ids, rest = set(last["ids"] or ()), set(last["rest"] or ())
+        sent = [row for row in rows if not ids or row.id in ids]
+        if len(sent) != last["rows"]:
+            raise InboxTrouble(
+                f"{self.label}: batch {last['seq']} has {len(sent)} of its {last['rows']} rows"
+            )
+        self._buffer, self._recorded, self._is_noted = rows, len(rows), False
+        return Batch(
+            last["session"], last["number"], sent, [row for row in rows if row.id in rest],
+            last["offset_ms"], last["shards"], age_s,
+        )  # fmt: skip
 
     async def note_idle(self) -> None:
         """Record that no batch is unconfirmed."""
-        ...
+        if not self._is_noted and self._recorded is None:
+            await self._write(Batch(b"", 0, ()), self._after, None, None)
+            self._is_noted = True
 
+    @abstractmethod
     async def refuse(self, row: Row, code: str, message: str) -> None:
         """Store a row that the daemon has refused, with its error. Repeating this is harmless."""
-        ...
 
+    @abstractmethod
     async def count_refused(self) -> int:
         """Return how many refused rows are stored."""
-        ...
 
+    @abstractmethod
     async def tidy(self) -> None:
         """Remove rows of confirmed batches, if this is possible without waiting."""
-        ...
 
+    @abstractmethod
     async def close(self) -> None:
         """Disconnect. Does nothing if it is not connected."""
-        ...

@@ -13,7 +13,6 @@ that advance the position only insert; rows leave by TRUNCATE, whose lock is nev
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -23,7 +22,6 @@ from urllib.parse import SplitResult, parse_qs, urlencode, urlsplit, urlunsplit
 
 import asyncpg
 
-from tickwheel.api.frames import SESSION_BYTES
 from tickwheel.client.sql import SCHEMA, check_schema
 from tickwheel.errors import BadRequest
 from tickwheel.inbox.contract import (
@@ -34,13 +32,12 @@ from tickwheel.inbox.contract import (
     SWEPT_MAX,
     Batch,
     Fenced,
+    Inbox,
     InboxTrouble,
     Row,
-    check_layout,
-    not_alone,
     options_of,
 )
-from tickwheel.inbox.schema import in_schema, postgresql_sql, upgrade_sql
+from tickwheel.inbox.schema import in_schema, postgresql_sql
 from tickwheel.limits import Limits
 from tickwheel.upgrades import Upgrade
 
@@ -150,8 +147,8 @@ _LIMITS: Final = (
 
 
 def _parts(url: str) -> tuple[SplitResult, str]:
-    """Return the parts of a URL, and its hosts with their ports. Raise BadRequest for those that the
-    driver cannot parse."""
+    """Return the parts of a URL, and its hosts with their ports. Raise BadRequest if the driver
+    could not parse it."""
     try:
         parts = urlsplit(url)
         hosts = parts.netloc.rpartition("@")[2]
@@ -180,7 +177,7 @@ START: Final = Base("1:1:", "1", 0)
 """The position before all transactions."""
 
 
-class PostgresInbox:
+class PostgresInbox(Inbox):
     """The inbox in a schema of a PostgreSQL database."""
 
     def __init__(self, url: str) -> None:
@@ -191,27 +188,20 @@ class PostgresInbox:
         if "," in hosts:
             query.setdefault("target_session_attrs", ["primary"])
         self._dsn = urlunsplit(parts._replace(query=urlencode(query, doseq=True)))
-        self.label = f"postgresql://{hosts}{parts.path}, schema {self._schema}"
+        super().__init__(f"postgresql://{hosts}{parts.path}, schema {self._schema}")
         self._connection: Any = None
-        self._seq = 0
         self._base = START
         self._target: str | None = None
         """The snapshot whose new rows are being taken; None: all are."""
-        self._after = 0
-        """The highest id of the target's new rows that are confirmed."""
+        self._following: Base | None = None
+        """The position after the recorded range, if that has the last new rows of the target."""
         self._newest = START.snapshot
         self._last_id = 0
         """The last id that was given out before the last read ended."""
-        self._buffer: list[Row] = []
-        """Rows after ``_after`` that were read."""
         self._is_whole = True
         """Whether the buffer has all remaining new rows of the target."""
-        self._recorded: tuple[int, Base | None] | None = None
-        """The number of rows in the unconfirmed range, and the base after it if it is the last."""
         self._last: tuple[Any, ...] = ()
         """The values of the last record."""
-        self._is_noted = True
-        """Whether the last record says that nothing is unconfirmed."""
         self._cluster = ""
         self._is_moved = False
         """Whether the position is of another cluster."""
@@ -220,7 +210,7 @@ class PostgresInbox:
         """Whether the table that takes no new rows may have rows."""
         self._taken = self._batches = 0
         """Rows taken since the tables changed, and batches in their table."""
-        self._rotated_s = self._swept_s = 0.0
+        self._rotated_s = 0.0
 
     def _sql(self, text: str) -> str:
         return in_schema(text, self._schema)
@@ -248,11 +238,7 @@ class PostgresInbox:
             " WHERE current_setting('synchronous_commit') = 'off'"
         )
         layout = await self._layout()
-        steps = upgrade_sql("postgresql", layout, LAYOUT, self._schema)
-        if not dry_run and (steps or not layout):
-            async with _troubles(self.label):
-                await self._create_or_upgrade(layout, steps)
-        return Upgrade(self.label, layout, LAYOUT, steps)
+        return await self._lay_out("postgresql", layout, LAYOUT, self._schema, dry_run=dry_run)
 
     async def _layout(self) -> int:
         """Return the layout of the schema; 0: it has no tables. Raise InboxTrouble if the inbox
@@ -268,31 +254,28 @@ class PostgresInbox:
         table = self._sql("tickwheel.inbox_state")
         if await self._value("SELECT to_regclass($1) IS NULL", table):
             return 0
-        layout: int = await self._value("SELECT layout FROM tickwheel.inbox_state")
-        check_layout(self.label, layout, LAYOUT)
-        return layout
+        return int(await self._value("SELECT layout FROM tickwheel.inbox_state"))
 
-    async def _create_or_upgrade(self, layout: int, steps: Sequence[str]) -> None:
-        command = "upgrade --dry-run" if steps else "sql"
-        if steps and not await self.lead():
-            raise not_alone(self.label, layout, LAYOUT)
+    async def _execute(self, steps: Sequence[str]) -> None:
         script = "\n".join(steps) or postgresql_sql(self._schema)
-        try:
-            async with self._connection.transaction():
-                await self._connection.execute(script, timeout=UPGRADE_S)
-        except (
-            asyncpg.DuplicateSchemaError,
-            asyncpg.DuplicateTableError,
-            asyncpg.UniqueViolationError,
-        ):
-            if steps:
-                raise
-            # Another taker has just created them.
-        except asyncpg.InsufficientPrivilegeError as error:
-            raise InboxTrouble(
-                f"{self.label}: {error}; run the statements of `tickwheel inbox {command}` as the"
-                " role that owns the schema"
-            ) from None
+        async with _troubles(self.label):
+            try:
+                async with self._connection.transaction():
+                    await self._connection.execute(script, timeout=UPGRADE_S)
+            except (
+                asyncpg.DuplicateSchemaError,
+                asyncpg.DuplicateTableError,
+                asyncpg.UniqueViolationError,
+            ):
+                if steps:
+                    raise
+                # Another taker has just created them.
+            except asyncpg.InsufficientPrivilegeError as error:
+                command = "upgrade --dry-run" if steps else "sql"
+                raise InboxTrouble(
+                    f"{self.label}: {error}; run the statements of `tickwheel inbox {command}` as"
+                    " the role that owns the schema"
+                ) from None
 
     async def lead(self) -> bool:
         leads = await self._value(
@@ -337,9 +320,9 @@ class PostgresInbox:
             batch = None
             if last is None:
                 self._seq = self._last_id = 0
-                self._become(START, None, 0, [], is_whole=True)
-                self._last = (os.urandom(SESSION_BYTES), 0, *START, START.snapshot, 0, 0, True)
-                self._last += (START.bound, START.floor, 0, None, None, 0, 1)
+                self._become(START, None, 0, is_whole=True)
+                values = (b"", 0, *START, START.snapshot, 0, 0, True, START.bound, START.floor)
+                self._last = (*values, 0, None, None, 0, 1)
             else:
                 batch = await self._restore(last)
             await self._insert(self._last, last and last["at"])
@@ -347,12 +330,10 @@ class PostgresInbox:
                 await self._store_cluster()
         return batch
 
-    def _become(
-        self, base: Base, target: str | None, after: int, buffer: list[Row], *, is_whole: bool
-    ) -> None:
+    def _become(self, base: Base, target: str | None, after: int, *, is_whole: bool) -> None:
         self._base, self._target, self._after = base, target, after
         self._newest = target or base.snapshot
-        self._buffer, self._is_whole, self._recorded = buffer, is_whole, None
+        self._buffer, self._is_whole, self._recorded = [], is_whole, None
 
     async def _restore(self, last: Any) -> Batch | None:
         """Continue after the last record. Return its batch if it has rows."""
@@ -363,34 +344,22 @@ class PostgresInbox:
         self._last_id = last["next_floor"]
         if not last["rows"]:
             if last["is_last"]:
-                self._become(following, None, 0, [], is_whole=True)
+                self._become(following, None, 0, is_whole=True)
             else:
-                self._become(base, last["target"], last["after_id"], [], is_whole=False)
+                self._become(base, last["target"], last["after_id"], is_whole=False)
             self._is_noted = True
             return None
         rows: list[Row] = []
-        after = last["after_id"]
         while not rows or rows[-1].id < last["until_id"]:
+            after = rows[-1].id if rows else last["after_id"]
             more, _, _ = await self._fetch(base, last["target"], after)
             if not more:
                 break
             rows += more
-            after = more[-1].id
         rows = [row for row in rows if row.id <= last["until_id"]]
-        ids = None if last["ids"] is None else set(last["ids"])
-        rest = set(last["rest"] or ())
-        sent = [row for row in rows if ids is None or row.id in ids]
-        if len(sent) != last["rows"]:
-            raise InboxTrouble(
-                f"{self.label}: batch {last['seq']} has {len(sent)} of its {last['rows']} rows"
-            )
-        self._become(base, last["target"], last["after_id"], rows, is_whole=last["is_last"])
-        self._recorded = len(rows), following if last["is_last"] else None
-        self._is_noted = False
-        return Batch(
-            last["session"], last["number"], sent, [row for row in rows if row.id in rest],
-            last["offset_ms"], last["shards"], last["age_s"],
-        )  # fmt: skip
+        self._become(base, last["target"], last["after_id"], is_whole=last["is_last"])
+        self._following = following if last["is_last"] else None
+        return self._resume(last, rows, last["age_s"])
 
     async def _store_cluster(self) -> None:
         await self._value("UPDATE tickwheel.inbox_state SET cluster = $1", self._cluster)
@@ -398,7 +367,6 @@ class PostgresInbox:
     async def _realign(self) -> None:
         """Replace the position, which is of another cluster; everything before it is confirmed.
         Rows written since the restore have higher ids than all rows that were taken."""
-        last_id = self._last_id
         async with self._connection.transaction():
             before = await self._value(
                 "SELECT tickwheel.inbox_realign($1::text::pg_snapshot, $2)",
@@ -406,9 +374,9 @@ class PostgresInbox:
             )  # fmt: skip
             bound = await self._value("SELECT (pg_current_xact_id()::text::bigint + 1)::text")
             await self._store_cluster()
-            values = (*self._last[:2], *self._base, before, 0, 0, True, bound, last_id)
+            values = (b"", 0, *self._base, before, 0, 0, True, bound, self._last_id)
             await self._insert((*values, 0, None, None, 0, 1))
-        self._become(Base(before, bound, last_id), None, 0, [], is_whole=True)
+        self._become(Base(before, bound, self._last_id), None, 0, is_whole=True)
         self._is_moved, self._is_noted = False, True
 
     # --- rows ------------------------------------------------------------------------------------
@@ -445,63 +413,38 @@ class PostgresInbox:
                 self._target = self._newest
         return self._buffer
 
-    async def record(self, batch: Batch, count: int | None = None) -> None:
-        if count is None:
-            assert self._recorded is not None, "a batch is recorded"
-            count, _ = self._recorded
-        is_last = self._is_whole and count == len(self._buffer)
-        rows = len(batch.rows)
-        ids = None if rows == count else [row.id for row in batch.rows]
-        until = self._buffer[count - 1].id
-        await self._write(
-            batch.session, batch.number, self._target or self._newest, until, rows, ids,
-            [row.id for row in batch.rest] or None, batch.offset_ms, batch.shards,
-            is_last=is_last,
-        )  # fmt: skip
-        following = Base(self._target or self._newest, self._last[9], self._last[10])
-        self._recorded = count, following if is_last else None
-        self._is_noted = False
-
     async def _write(
-        self, session: bytes, number: int, target: str, until: int, rows: int,
-        ids: list[int] | None, rest: list[int] | None, offset_ms: int, shards: int,
-        *, is_last: bool,
-    ) -> None:  # fmt: skip
-        values = (session, number, *self._base, target, self._after, until, is_last)
-        await self._insert((*values, None, self._last_id, rows, ids, rest, offset_ms, shards))
+        self, batch: Batch, until: int, ids: list[int] | None, rest: list[int] | None
+    ) -> None:
+        is_last = self._target is None
+        if batch.rows:
+            is_last = self._is_whole and until == self._buffer[-1].id
+        target = self._target or self._newest
+        position = (*self._base, target, self._after, until, is_last, None, self._last_id)
+        rest_of = (len(batch.rows), ids, rest, batch.offset_ms, batch.shards)
+        bound = await self._insert((batch.session, batch.number, *position, *rest_of))
+        self._following = Base(target, bound, self._last_id) if is_last else None
+        if self._following is not None and not batch.rows:
+            self._base = self._following
 
-    async def _insert(self, values: tuple[Any, ...], at: datetime | None = None) -> None:
-        """Insert a record. ``values`` are those of the columns from ``session`` on; without a
-        ``next_bound`` it is the xid of this statement. ``at``: when its batch was first recorded,
-        if not now."""
+    async def _insert(self, values: tuple[Any, ...], at: datetime | None = None) -> str:
+        """Insert a record, and return its ``next_bound``. ``values`` are those of the columns from
+        ``session`` on; without a ``next_bound`` it is the xid of this statement. ``at``: when its
+        batch was first recorded, if not now."""
         self._seq += 1
-        bound = await self._value(_RECORD, self._seq, *values, at)
+        bound: str | None = await self._value(_RECORD, self._seq, *values, at)
         if bound is None:
             raise Fenced(f"{self.label}: another taker has recorded batch {self._seq}")
         self._last = (*values[:9], bound, *values[10:])
         self._batches += 1
+        return bound
 
     def confirm(self) -> None:
-        assert self._recorded is not None, "a batch is recorded"
-        (count, following), self._recorded = self._recorded, None
-        self._taken += count
-        self._after = self._buffer[count - 1].id
-        del self._buffer[:count]
-        if following is not None:
-            self._base, self._target, self._after = following, None, 0
-            self._newest = following.snapshot
-
-    async def note_idle(self) -> None:
-        if self._is_noted or self._is_moved or self._recorded is not None:
-            return
-        is_last = self._target is None
-        await self._write(
-            self._last[0], self._last[1], self._target or self._newest, self._after, 0, None, None,
-            0, 1, is_last=is_last,
-        )  # fmt: skip
-        if is_last:
-            self._base = Base(self._newest, self._last[9], self._last[10])
-        self._is_noted = True
+        self._taken += self._recorded or 0
+        super().confirm()
+        if self._following is not None:
+            self._base, self._target, self._after = self._following, None, 0
+            self._newest = self._base.snapshot
 
     async def refuse(self, row: Row, code: str, message: str) -> None:
         await self._value(
@@ -510,9 +453,7 @@ class PostgresInbox:
         )  # fmt: skip
 
     async def count_refused(self) -> int:
-        async with _troubles(self.label):
-            statement = self._sql("SELECT count(*) FROM tickwheel.inbox_refused")
-            return int(await self._connection.fetchval(statement))
+        return int(await self._value("SELECT count(*) FROM tickwheel.inbox_refused"))
 
     # --- removing rows ---------------------------------------------------------------------------
 

@@ -27,13 +27,12 @@ from tickwheel.inbox.contract import (
     SWEPT_MAX,
     Batch,
     Fenced,
+    Inbox,
     InboxTrouble,
     Row,
-    check_layout,
-    not_alone,
     options_of,
 )
-from tickwheel.inbox.schema import sqlite_sql, upgrade_sql
+from tickwheel.inbox.schema import sqlite_sql
 from tickwheel.limits import Limits
 from tickwheel.upgrades import Upgrade
 
@@ -56,23 +55,17 @@ DELETE FROM tickwheel_inbox_acks WHERE (task_id, task_group) IN
 """
 
 
-class SqliteInbox:
+class SqliteInbox(Inbox):
     """The inbox in a SQLite database."""
 
     def __init__(self, url: str) -> None:
         self._path = url.removeprefix("sqlite:///")
         if not self._path or self._path == url or "?" in self._path:
             raise BadRequest(f"inbox must be sqlite:///PATH, not {shown(url)}")
-        self.label = f"sqlite:///{self._path}"
+        super().__init__(f"sqlite:///{self._path}")
         self._connection: sqlite3.Connection | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._lock: int | None = None
-        self._seq = self._after = 0
-        self._buffer: list[Row] = []
-        self._recorded: int | None = None
-        """The number of rows in the unconfirmed range."""
-        self._is_noted = True
-        self._swept_s = 0.0
         self._version: int | None = None
         """SQLite's number of the data for which the last read returned no rows."""
 
@@ -104,15 +97,11 @@ class SqliteInbox:
             self._connection = await loop.run_in_executor(self._thread, connect)
         except sqlite3.Error as error:
             raise InboxTrouble(f"{self.label}: {error}") from None
-        layout = await self._run(_layout)
-        check_layout(self.label, layout, LAYOUT)
-        steps = upgrade_sql("sqlite", layout, LAYOUT)
-        if not dry_run and (steps or not layout):
-            if steps and not await self.lead():
-                raise not_alone(self.label, layout, LAYOUT)
-            script = f"BEGIN IMMEDIATE; {''.join(steps) or sqlite_sql()} COMMIT;"
-            await self._run(lambda connection: connection.executescript(script))
-        return Upgrade(self.label, layout, LAYOUT, steps)
+        return await self._lay_out("sqlite", await self._run(_layout), LAYOUT, dry_run=dry_run)
+
+    async def _execute(self, steps: Sequence[str]) -> None:
+        script = f"BEGIN IMMEDIATE; {''.join(steps) or sqlite_sql()} COMMIT;"
+        await self._run(lambda connection: connection.executescript(script))
 
     async def lead(self) -> bool:
         if self._lock is not None:
@@ -156,30 +145,21 @@ class SqliteInbox:
         connection.execute("BEGIN IMMEDIATE")
         try:
             connection.execute("UPDATE tickwheel_inbox_batch SET seq = seq + 1")
-            (last,) = connection.execute("SELECT * FROM tickwheel_inbox_batch").fetchall()
+            found = connection.execute("SELECT * FROM tickwheel_inbox_batch")
+            last = dict(zip((d[0] for d in found.description), found.fetchone(), strict=True))
         finally:
             connection.execute("COMMIT")
-        _, seq, session, number, after, until, count, ids, rest, offset_ms, shards, at_ms = last
-        self._seq, self._after, self._version = seq, after, None
+        self._seq, self._after, self._version = last["seq"], last["after_id"], None
         self._buffer, self._recorded, self._is_noted = [], None, True
-        if not count:
+        if not last["rows"]:
             return None
         rows: list[Row] = []
-        while more := _rows(connection, rows[-1].id if rows else after, ROWS_MAX):
-            rows += (row for row in more if row.id <= until)
-            if more[-1].id >= until:
+        while more := _rows(connection, rows[-1].id if rows else self._after, ROWS_MAX):
+            rows += (row for row in more if row.id <= last["until_id"])
+            if more[-1].id >= last["until_id"]:
                 break
-        sent = set(json.loads(ids)) if ids else {row.id for row in rows}
-        later = set(json.loads(rest)) if rest else set()
-        batch_rows = [row for row in rows if row.id in sent]
-        if len(batch_rows) != count:
-            raise InboxTrouble(
-                f"{self.label}: batch {seq} has {len(batch_rows)} of its {count} rows"
-            )
-        self._buffer, self._recorded, self._is_noted = rows, len(rows), False
-        age_s = max(0.0, time.time() - at_ms / 1000)
-        rest_rows = [row for row in rows if row.id in later]
-        return Batch(session, number, batch_rows, rest_rows, offset_ms, shards, age_s)
+        last |= {name: json.loads(last[name] or "[]") for name in ("ids", "rest")}
+        return self._resume(last, rows, max(0.0, time.time() - last["recorded_ms"] / 1000))
 
     async def read(self) -> Sequence[Row]:
         if not self._buffer:
@@ -194,27 +174,20 @@ class SqliteInbox:
         self._version = None if rows else version
         return rows
 
-    async def record(self, batch: Batch, count: int | None = None) -> None:
-        if count is None:
-            assert self._recorded is not None, "a batch is recorded"
-            count = self._recorded
-        ids = None if len(batch.rows) == count else json.dumps([row.id for row in batch.rows])
-        rest = json.dumps([row.id for row in batch.rest]) if batch.rest else None
-        until = self._buffer[count - 1].id
-        await self._write(
-            batch.session, batch.number, self._after, until, len(batch.rows), ids, rest,
-            batch.offset_ms, batch.shards,
-        )  # fmt: skip
-        self._recorded, self._is_noted = count, False
-
-    async def _write(self, *values: Any) -> None:
+    async def _write(
+        self, batch: Batch, until: int, ids: list[int] | None, rest: list[int] | None
+    ) -> None:
         """Replace the record, and delete the rows of confirmed batches."""
-        now_ms = await self.clock_ms()
+        values = (
+            batch.session, batch.number, self._after, until, len(batch.rows),
+            ids and json.dumps(ids), rest and json.dumps(rest), batch.offset_ms, batch.shards,
+            await self.clock_ms(), self._seq,
+        )  # fmt: skip
 
         def write(connection: sqlite3.Connection) -> int:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                count = connection.execute(_RECORD, (*values, now_ms, self._seq)).rowcount
+                count = connection.execute(_RECORD, values).rowcount
                 if count:
                     connection.execute("DELETE FROM tickwheel_inbox WHERE id <= ?", (self._after,))
                 connection.execute("COMMIT")
@@ -226,17 +199,6 @@ class SqliteInbox:
         if not await self._run(write):
             raise Fenced(f"{self.label}: another taker has recorded a batch")
         self._seq += 1
-
-    def confirm(self) -> None:
-        assert self._recorded is not None, "a batch is recorded"
-        self._after = self._buffer[self._recorded - 1].id
-        del self._buffer[: self._recorded]
-        self._recorded = None
-
-    async def note_idle(self) -> None:
-        if not self._is_noted and self._recorded is None:
-            await self._write(b"", 0, self._after, self._after, 0, None, None, 0, 1)
-            self._is_noted = True
 
     async def refuse(self, row: Row, code: str, message: str) -> None:
         values = (

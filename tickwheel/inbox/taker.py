@@ -67,7 +67,7 @@ AGAIN_MAX_S: Final = 5.0
 MEMORY_S: Final = 23 * 3600.0
 """Seconds for which the daemon certainly remembers a batch that it has stored."""
 ANSWER_S: Final = MEMORY_S
-"""Maximum seconds to wait for the answer to a batch that was sent. Then its outcome is uncertain."""
+"""Maximum seconds to wait for the answer to a batch. Then its outcome is uncertain."""
 REFUSALS: Final = (BadRequest, Conflict, Forbidden, FrameTooLarge, NotFound)
 """Errors for which a row is stored as refused."""
 DECISIONS: Final = ("stop", "resend", "skip")
