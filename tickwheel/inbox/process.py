@@ -24,19 +24,14 @@ STATE_S: Final = 0.5
 """Seconds between two reports of the state, if it has changed."""
 
 
-def state_of(taker: Taker) -> dict[str, Any]:
-    """Return the state of a taker as the daemon receives it."""
-    return {
-        "leads": taker.leads, "taken": taker.taken, "refused": taker.refused,
-        "delay_s": round(taker.delay_s, 4), "trouble": taker.trouble,
-    }  # fmt: skip
-
-
 async def report_forever(taker: Taker, out: TextIO) -> None:
     """Write the state of a taker whenever it has changed, until cancelled."""
     before: dict[str, Any] = {}
     while True:
-        state = state_of(taker)
+        state = {
+            "leads": taker.leads, "taken": taker.taken, "refused": taker.refused,
+            "delay_s": round(taker.delay_s, 4), "trouble": taker.trouble,
+        }  # fmt: skip
         if state != before:
             before = state
             out.write(json.dumps({"state": state}) + "\n")

@@ -14,6 +14,7 @@ import asyncio
 import os
 from array import array
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from tickwheel import failpoints
@@ -94,7 +95,7 @@ class _TablesChanged(Exception):
 
 
 class Reader:
-    """Reads of an open shard."""
+    """Reads of an open shard: those of ``contract.Reads``, of a start and of a backup."""
 
     def __init__(self, options: PostgresOptions, writer: Writer) -> None:
         self._options = options
@@ -159,13 +160,11 @@ class Reader:
     # --- rows --------------------------------------------------------------------------------
 
     async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
-        """See ``Store.read``."""
         return (await self.read_some(ids, NO_LIMIT))[0]
 
     async def read_some(
         self, ids: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
-        """See ``Store.read_some``."""
         wanted = possible(ids)
         if not wanted:
             return {}, ()
@@ -181,11 +180,9 @@ class Reader:
         return await self._trying(read)
 
     async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
-        """See ``Store.scan``."""
         return await self._page(after_id, limit, topic) if after_id < ID_MAX else []
 
     async def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
-        """See ``Store.scan_back``."""
         last_id = min(before_id - 1, ID_MAX)
         return await self._page(last_id, limit, topic, back=True) if last_id >= 0 else []
 
@@ -201,7 +198,6 @@ class Reader:
     async def scan_dead(
         self, after: ProgressKey, limit: int, topic: str | None, group: str | None
     ) -> list[DeadRow]:
-        """See ``Store.scan_dead``."""
         if after[0] > ID_MAX:
             return []
 
@@ -221,8 +217,6 @@ class Reader:
     # --- a start -----------------------------------------------------------------------------
 
     async def small(self) -> SmallState:
-        """See ``Store.recover_small``."""
-
         async def read(link: Link) -> SmallState:
             async with self.snapshot(link, is_long=True) as parts:
                 return await read_small(link, parts, self._options.endings_max)
@@ -252,7 +246,7 @@ class Reader:
         return is_table_dropped(error) and parts is not self._writer.parts
 
     async def handles(self, chunk: int, now_ms: int, keyed: KeyedTasks) -> AsyncIterator[Handles]:
-        """See ``Store.recover_handles``. Add the tasks with a key to ``keyed``."""
+        """Yield the rows of ``recover_handles``. Add the tasks with a key to ``keyed``."""
         while True:
             known, link = self._writer.parts, Link(self._options)
             try:
@@ -267,8 +261,8 @@ class Reader:
                 link.drop()
 
     async def backup(self, path: str) -> int:
-        """See ``Store.backup``. The copy is of one snapshot."""
-        from tickwheel.persistence.filling import copying
+        """Write a backup of one snapshot."""
+        from tickwheel.persistence.filling import copying, pages
 
         async def copy(link: Link) -> int:
             async with (
@@ -278,11 +272,9 @@ class Reader:
                 small = await read_small(link, parts, self._options.endings_max)
                 await filler.write(Effects(ended=dict(small.outcomes)))
                 await filler.records(small.records)
-                after_id = -1
-                while page := await read_page(link, parts, after_id, COPY_PAGE, None):
+                async for page in pages(partial(read_page, link, parts)):
                     for task in page:
                         await filler.put(task)
-                    after_id = page[-1].row.id
                 marks = await link.fetch(
                     f"SELECT id_mark, position_ms FROM journal_{_generation(parts)}"
                     " ORDER BY batch DESC LIMIT 1"
@@ -293,7 +285,6 @@ class Reader:
         return await self._alone(copy)
 
 
-COPY_PAGE: Final = 1_000
 DEAD_PAGE_MIN: Final = 100
 
 

@@ -65,19 +65,16 @@ class PostgresStore(ServerStore):
 
     @property
     def address(self) -> str:
-        """See ``Located``."""
         return self._link.address
 
     @property
     def server_changes(self) -> int:
-        """See ``Located``."""
         return self._link.server_changes
 
     async def open(
         self, owner: str, now_ms: int, *, epoch_min: int = 1, evidence: Sequence[Evidence] = (),
         may_create: bool = True,
     ) -> Opened:  # fmt: skip
-        """See ``SharedStore.open``."""
         self._reset()
         options, link = self.options, self._link
         try:

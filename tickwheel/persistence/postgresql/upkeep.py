@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import astuple, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,7 @@ from tickwheel.persistence.postgresql.writer import Filling
 from tickwheel.waiting import cancel_all
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from tickwheel.persistence.postgresql.driver import PostgresOptions
     from tickwheel.persistence.postgresql.writer import Writer
@@ -115,21 +115,18 @@ class Upkeep:
 
     async def step(self) -> None:
         """Do what is necessary now. Raise StoreError."""
-        async with self._lock:
-            await self._step()
-
-    async def _step(self) -> None:
-        await self._drop()
-        await self._count()
-        if self._is_full(self._writer.parts.numbers[-1]):
-            await self._begin_part()
-        sources = self._wasteful()
-        if sources:
-            await self._copy_parts(sources)
         writer, few = self._writer, self._few
-        if writer.batches >= few or writer.record_bytes >= few * ROW_BYTES:
-            await self._copy_generation()
-        await self._drop()
+        async with self._lock:
+            await self._drop()
+            await self._count()
+            if self._is_full(writer.parts.numbers[-1]):
+                await self._begin_part()
+            sources = self._wasteful()
+            if sources:
+                await self._copy_parts(sources)
+            if writer.batches >= few or writer.record_bytes >= few * ROW_BYTES:
+                await self._copy_generation()
+            await self._drop()
 
     async def _drop(self) -> None:
         """Drop the tables that were replaced, and those of copies that failed."""
@@ -158,11 +155,8 @@ class Upkeep:
                 continue
             self._counted.add(number)
             # Batches that were applied during the count are counted twice, which does no harm.
-            filling = writer.fillings.setdefault(number, Filling())
-            filling.rows = max(filling.rows, before.rows)
-            filling.size_bytes = max(filling.size_bytes, before.size_bytes)
-            filling.notes = max(filling.notes, before.notes)
-            filling.passed = max(filling.passed, before.passed)
+            since = self._of(number)
+            writer.fillings[number] = Filling(*map(max, astuple(since), astuple(before)))
         if not self._has_counted_generation:
             at = f"{shard}_{writer.parts.generation}"
             ((batches, size_bytes),) = await self._link.fetch(
@@ -256,15 +250,12 @@ class Upkeep:
                 self._counted.add(number)
 
     async def _copy_parts(self, sources: list[int]) -> None:
-        writer, shard, link = self._writer, self._options.shard, self._link
+        writer, shard = self._writer, self._options.shard
         parts, target = writer.parts, await next_number(self._link)
         before = [replace(self._of(number)) for number in sources]
         self._drops.update((target, *sources))
-        await link.execute(part_tables(shard, target))
-        async with self._snapshot(parts) as batch:
-            for source in sources:
-                for statement in copy_part(shard, source, target):
-                    await link.execute(statement, timeout_ms=LONG_CALL_MS)
+        copies = [copy for source in sources for copy in copy_part(shard, source, target)]
+        batch = await self._copy(parts, part_tables(shard, target), copies)
         copied = await self._filling(target)
         is_empty = not copied.rows and not copied.notes
         low = parts.lows[parts.numbers.index(sources[0])]
@@ -290,14 +281,12 @@ class Upkeep:
         self._counted.difference_update(sources)
 
     async def _copy_generation(self) -> None:
-        writer, shard, link = self._writer, self._options.shard, self._link
+        writer, shard = self._writer, self._options.shard
         parts, target = writer.parts, await next_number(self._link)
         source = parts.generation
         self._drops.update((target, source))
-        await link.execute(generation_tables(shard, target))
-        async with self._snapshot(parts) as batch:
-            for statement in copy_generation(shard, source, target, self._options.endings_max):
-                await link.execute(statement, timeout_ms=LONG_CALL_MS)
+        copies = copy_generation(shard, source, target, self._options.endings_max)
+        batch = await self._copy(parts, generation_tables(shard, target), copies)
         async with self._settled():
             statement = switch_generation(shard, source, target)
             if writer.parts is parts and await writer.switch(statement, batch):
@@ -317,10 +306,13 @@ class Upkeep:
                 raise NoReply(f"{options.name}: its upkeep reaches another server than its writer")
             yield
 
-    @asynccontextmanager
-    async def _snapshot(self, parts: Parts) -> AsyncIterator[int]:
-        """Begin a transaction with one snapshot. Yield the number of its last batch."""
-        at = f"{parts.shard}_{parts.generation}"
-        async with self._link.transaction("ISOLATION LEVEL REPEATABLE READ"):
-            rows = await self._link.fetch(f"SELECT coalesce(max(batch), 0) FROM journal_{at}")
-            yield rows[0][0]
+    async def _copy(self, parts: Parts, tables: str, copies: Sequence[str]) -> int:
+        """Create tables, and copy rows to them in a transaction with one snapshot. Return the
+        number of its last batch."""
+        link, at = self._link, f"{parts.shard}_{parts.generation}"
+        await link.execute(tables)
+        async with link.transaction("ISOLATION LEVEL REPEATABLE READ"):
+            rows = await link.fetch(f"SELECT coalesce(max(batch), 0) FROM journal_{at}")
+            for statement in copies:
+                await link.execute(statement, timeout_ms=LONG_CALL_MS)
+        return int(rows[0][0])
