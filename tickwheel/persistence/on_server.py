@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tickwheel.model.kinds import ProgressKey
     from tickwheel.model.records import DeadRow
-    from tickwheel.persistence.contract import NodeRecord, Reads, StoredTask
+    from tickwheel.persistence.contract import NodeRecord, Reads, Standby, StoredTask
 
 
 # --- errors --------------------------------------------------------------------------------------
@@ -185,6 +185,35 @@ class ServerStore:
     def _check_open(self) -> None:
         if not self._is_open:
             raise StoreBroken("the store is not open")
+
+
+# --- the lease -----------------------------------------------------------------------------------
+
+CALL_MS_MIN: Final = 100
+
+
+class ServerElection:
+    """The common part of the elections; see ``contract.Election``. The connection has time-outs
+    well below the time to live."""
+
+    def __init__(self, options: Any, ttl_ms: int, connect: Callable[[Any], Any]) -> None:
+        """``connect`` returns the connection of these options."""
+        self._options, self._ttl_ms = options, ttl_ms
+        call_ms = max(CALL_MS_MIN, ttl_ms // 4)
+        limits = {name: min(getattr(options, name), call_ms) for name in ("call_ms", "connect_ms")}
+        self._link = connect(replace(options, **limits))
+        self._standbys: tuple[Standby, ...] = ()
+
+    @property
+    def connections(self) -> int:
+        return int(self._link.connections)
+
+    @property
+    def standbys(self) -> tuple[Standby, ...]:
+        return self._standbys
+
+    async def close(self) -> None:
+        await self._link.close()
 
 
 # --- the registry of nodes -----------------------------------------------------------------------

@@ -2,15 +2,14 @@
 of its own, so that a commit never delays a renewal.
 
 The lease is a row whose end is a time of PostgreSQL's clock, and is compared with that clock only.
-Its time-outs are well below the time to live. It also names the server's *timeline*, which changes
-when a standby is promoted: such a server can lack the newest renewals, as it can lack batches.
+It also names the server's *timeline*, which changes when a standby is promoted: such a server can
+lack the newest renewals, as it can lack batches.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tickwheel.limits import NODES_MAX
@@ -26,7 +25,12 @@ from tickwheel.persistence.contract import (
     StoreAway,
     StoreError,
 )
-from tickwheel.persistence.on_server import ServerNodes, ServerTrouble, check_whole
+from tickwheel.persistence.on_server import (
+    ServerElection,
+    ServerNodes,
+    ServerTrouble,
+    check_whole,
+)
 from tickwheel.persistence.postgresql import opening
 from tickwheel.persistence.postgresql.driver import (
     LOOKUPS,
@@ -44,7 +48,6 @@ if TYPE_CHECKING:
     from tickwheel.model.kinds import RecordKey
     from tickwheel.persistence.contract import NodeRecord
 
-CALL_MS_MIN: Final = 100
 STANDBYS_MAX: Final = 64
 _TIMELINE = (
     "CASE WHEN pg_is_in_recovery() THEN ''"
@@ -88,30 +91,14 @@ WHERE shard = $1 AND until > clock_timestamp() ORDER BY node, address LIMIT {STA
 """
 
 
-class PostgresElection:
+class PostgresElection(ServerElection):
     """The election in PostgreSQL; see ``contract.Election``."""
 
+    _link: Link
+
     def __init__(self, options: PostgresOptions, ttl_ms: int) -> None:
-        call_ms = max(CALL_MS_MIN, ttl_ms // 4)
-        self._options = options
-        self._link = Link(
-            replace(
-                options,
-                call_ms=min(options.call_ms, call_ms),
-                connect_ms=min(options.connect_ms, call_ms),
-            )
-        )
-        self._ttl_ms = ttl_ms
+        super().__init__(options, ttl_ms, Link)
         self._connected_s = 0.0
-        self._standbys: tuple[Standby, ...] = ()
-
-    @property
-    def connections(self) -> int:
-        return self._link.connections
-
-    @property
-    def standbys(self) -> tuple[Standby, ...]:
-        return self._standbys
 
     @property
     def address(self) -> str:
@@ -194,9 +181,6 @@ class PostgresElection:
     async def release(self, me: Leader) -> None:
         await self._ready()
         await self._link.fetch(_RELEASE, self._options.shard, me.owner)
-
-    async def close(self) -> None:
-        await self._link.close()
 
 
 # --- the registry of nodes ------------------------------------------------------------------------

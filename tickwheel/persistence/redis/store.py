@@ -41,6 +41,7 @@ from tickwheel.persistence.contract import (
     StoreError,
 )
 from tickwheel.persistence.on_server import (
+    ServerElection,
     ServerNodes,
     ServerStore,
     ServerTrouble,
@@ -281,34 +282,16 @@ class RedisStore(ServerStore):
 
 # --- the lease -----------------------------------------------------------------------------------
 
-CALL_MS_MIN = 100
 
-
-class RedisElection:
+class RedisElection(ServerElection):
     """The election in Redis; see ``contract.Election``."""
 
+    _link: Connection
+
     def __init__(self, options: RedisOptions, ttl_ms: int) -> None:
-        self._options = options
-        call_ms = max(CALL_MS_MIN, ttl_ms // 4)
-        self._connection = Connection(
-            replace(
-                options,
-                call_ms=min(options.call_ms, call_ms),
-                connect_ms=min(options.connect_ms, call_ms),
-            )
-        )
+        super().__init__(options, ttl_ms, Connection)
         keys = Keys(options.prefix, options.namespace, options.shard)
         self._keys = (keys.leader, keys.named["scratch"], keys.named["wheel"], keys.standbys)
-        self._ttl_ms = ttl_ms
-        self._standbys: tuple[Standby, ...] = ()
-
-    @property
-    def connections(self) -> int:
-        return self._connection.connections
-
-    @property
-    def standbys(self) -> tuple[Standby, ...]:
-        return self._standbys
 
     async def prepare(self) -> None:
         async with opening.connected(self._options) as connection:
@@ -316,15 +299,15 @@ class RedisElection:
 
     @property
     def address(self) -> str:
-        return self._connection.address_text
+        return self._link.address_text
 
     async def look(self, me: Standby | None = None) -> ElectionState:
         args = (self._ttl_ms, "" if me is None else _standby_value(me))
-        reply = await self._connection.run(LEADER_LOOK, self._keys, args)
+        reply = await self._link.run(LEADER_LOOK, self._keys, args)
         value, ttl_ms, incarnation, epoch, owner, clean, up_s, rewriting, role = reply[:9]
         self._standbys, was_promoted, leased_here = _standbys(reply[9]), reply[10], reply[11]
         mark = rewriting.decode(errors="replace")
-        data_age_s = min(int(up_s), self._connection.connected_s) if was_promoted else int(up_s)
+        data_age_s = min(int(up_s), self._link.connected_s) if was_promoted else int(up_s)
         return ElectionState(
             leader=_leader(value.decode(errors="replace")),
             ttl_ms=max(0, ttl_ms),
@@ -342,19 +325,16 @@ class RedisElection:
     async def acquire(self, me: Leader, instead_of: Leader | None = None) -> bool:
         replaced = _value(instead_of) if instead_of is not None else ""
         args = (_owner(me), _value(me), self._ttl_ms, replaced)
-        return bool(await self._connection.run(LEADER_ACQUIRE, self._keys, args))
+        return bool(await self._link.run(LEADER_ACQUIRE, self._keys, args))
 
     async def renew(self, me: Leader) -> bool:
         args = (_owner(me), _value(me), self._ttl_ms)
-        renewed, standbys = await self._connection.run(LEADER_RENEW, self._keys, args)
+        renewed, standbys = await self._link.run(LEADER_RENEW, self._keys, args)
         self._standbys = _standbys(standbys)
         return bool(renewed)
 
     async def release(self, me: Leader) -> None:
-        await self._connection.run(LEADER_RELEASE, self._keys, (_owner(me),))
-
-    async def close(self) -> None:
-        await self._connection.close()
+        await self._link.run(LEADER_RELEASE, self._keys, (_owner(me),))
 
 
 def _owner(leader: Leader) -> str:
