@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from functools import lru_cache
-from itertools import compress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tickwheel.model.records import ID_MAX, TaskOptions, TaskRow
@@ -448,15 +447,3 @@ NEW_PART = (
     " WHERE to_regclass($7::text) IS NOT NULL RETURNING 1) SELECT count(*) FROM p"
 )
 """Adds part $5, from the id $6 on, if its table $7 is on this server."""
-
-
-def keyed_columns(
-    ids: Sequence[int], topics: Sequence[str], keys: Sequence[bytes | None]
-) -> tuple[list[int], list[str], list[str]]:
-    """Return ids, topics and keys of the tasks that have a key."""
-    has_key = [key is not None for key in keys]
-    return (
-        list(compress(ids, has_key)),
-        list(compress(topics, has_key)),
-        [key.decode() for key in keys if key is not None],
-    )

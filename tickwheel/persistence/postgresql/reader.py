@@ -58,7 +58,6 @@ from tickwheel.persistence.postgresql.layout import (
     dead_statement,
     handles_statement,
     ids_statement,
-    keyed_columns,
     notes_statement,
     options_from,
     outcomes_statement,
@@ -295,13 +294,12 @@ class KeyedTasks(NamedTuple):
     ids: array[int]
     hashes: array[int]
 
-    def add(self, rows: Sequence[Any]) -> None:
-        ids, _, topics, keys = zip(*rows, strict=True)
-        if not any(key is not None for key in keys):
-            return
-        keyed_ids, keyed_topics, texts = keyed_columns(ids, topics, keys)
-        self.ids.extend(keyed_ids)
-        self.hashes.extend(self.key_hash.of_many(keyed_topics, texts))
+    def add(self, ids: Sequence[int], topics: Sequence[str], keys: Sequence[bytes | None]) -> None:
+        keyed = [(place, key.decode()) for place, key in enumerate(keys) if key is not None]
+        if keyed:
+            places, texts = zip(*keyed, strict=True)
+            self.ids.extend([ids[place] for place in places])
+            self.hashes.extend(self.key_hash.of_many([topics[place] for place in places], texts))
 
     def chunks(self, size: int = 10_000) -> list[Keyed]:
         return [
@@ -471,6 +469,6 @@ async def _handles(
 
 
 def _take(rows: list[Any], keyed: KeyedTasks) -> Handles:
-    keyed.add(rows)
-    ids, dues_ms, topics, _ = zip(*rows, strict=True)
+    ids, dues_ms, topics, keys = zip(*rows, strict=True)
+    keyed.add(ids, topics, keys)
     return Handles(ids, dues_ms, topics)
