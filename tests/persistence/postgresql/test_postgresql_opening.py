@@ -65,6 +65,10 @@ class TestUrls:
         with pytest.raises(StoreUnusable, match="the name of the database"):
             options_from("postgresql://host")
 
+    def test_each_host_has_a_name(self) -> None:
+        with pytest.raises(StoreUnusable, match="one of its hosts has no name"):
+            options_from("postgresql://a,/app")
+
     def test_several_hosts_are_tried_for_the_primary(self) -> None:
         options = options_from("postgresql://a:1,b/app?sslmode=require&schema=x")
         assert options.address == "a:1,b:5432"
@@ -104,6 +108,11 @@ class TestRefusals:
         with pooled(shared_postgres, mode, role, ignored) as port:
             pooled_url = url.replace(f":{shared_postgres.port}/", f":{port}/")
             await refused(pooled_url, "reached through a pooler")
+
+    async def test_a_word_of_sql_can_name_the_schema(self, shared_postgres: PostgresServer) -> None:
+        opened = PostgresStore(options_from(shared_postgres.url(schema="order")))
+        assert (await opened.open(OWNER, 0)).created
+        await opened.close(clean=True)
 
     async def test_a_role_without_privileges(
         self, shared_postgres: PostgresServer, role: str

@@ -46,7 +46,8 @@ LIBPQ = ("sslmode", "sslrootcert", "sslcert", "sslkey", "passfile", "target_sess
 SYNCHRONOUS_COMMIT = ("on", "remote_apply", "remote_write", "local", "off")
 NEVER_ZERO = ("connect_ms", "call_ms", "endings_max", "part_rows")
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,39}")
-"""Names that need no quotes. PostgreSQL reserves names that begin with ``pg_``."""
+"""Names that mean the same with and without quotes; words of SQL need them. PostgreSQL reserves
+names that begin with ``pg_``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,8 @@ def options_from(url: str) -> PostgresOptions:
             " with a digit or pg_",
         )  # fmt: skip
     if "," in hosts:
+        if not all(hosts.split(",")):
+            raise invalid(name, "one of its hosts has no name")
         libpq.setdefault("target_session_attrs", "primary")
     addresses = [str(address_from(name, host, PORT)) for host in hosts.split(",")]
     dsn = parts._replace(scheme="postgresql", query=urlencode(libpq), fragment="").geturl()

@@ -150,7 +150,7 @@ def _objection(facts: Any, options: PostgresOptions) -> str:
 
 async def _create(link: Link, options: PostgresOptions, *, has_schema: bool) -> None:
     """Create the tables that all shards share, unless another daemon does so at the moment."""
-    schema = "" if has_schema else f"CREATE SCHEMA IF NOT EXISTS {options.schema};"
+    schema = "" if has_schema else f'CREATE SCHEMA IF NOT EXISTS "{options.schema}";'
     await link.execute(f"SELECT pg_advisory_xact_lock({DDL_LOCK}); {schema} {SCHEMA}")
 
 
@@ -171,7 +171,7 @@ def upgrade_steps(layout: int, options: PostgresOptions) -> tuple[str, ...]:
     steps = sql_steps(SQL, layout, LAYOUT)
     if not steps:
         return ()
-    begin = f"SET LOCAL search_path = {options.schema};\nLOCK TABLE shard IN EXCLUSIVE MODE;"
+    begin = f'SET LOCAL search_path = "{options.schema}";\nLOCK TABLE shard IN EXCLUSIVE MODE;'
     return begin, *steps, "UPDATE shard SET link = link + 1;"
 
 
