@@ -7,9 +7,11 @@ import contextlib
 import itertools
 import json
 import sqlite3
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self, TypeVar
 from unittest.mock import AsyncMock
 
@@ -30,6 +32,7 @@ from tickwheel.inbox import sqlite as sqlite_inbox
 from tickwheel.inbox.contract import Batch, InboxTrouble
 from tickwheel.inbox.postgresql import SESSION, PostgresInbox
 from tickwheel.inbox.sqlite import SqliteInbox
+from tickwheel.server import inbox as server_inbox
 from tickwheel.server.settings import load
 
 HOUR_S = 3600.0
@@ -596,6 +599,23 @@ async def test_a_daemon_takes_tasks_while_it_leads(
             await _come(lambda: keys(client), ["a", "b"])
             assert daemon.terminate() == 0
             assert "inbox_ended" not in daemon.log_text()
+
+
+async def test_a_standby_does_not_wait_for_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = sys.executable, "-c", "import sys; sys.stdin.read()"
+    monkeypatch.setattr(server_inbox, "COMMAND", command)
+    logins: Any = SimpleNamespace(companions={})
+    roles: Any = SimpleNamespace(on_event=lambda name, text: None)
+    never: Any = None
+    process = server_inbox.InboxProcess(
+        "sqlite:///app.db", logins, roles, url=lambda: "tcp://127.0.0.1:1", connection=never
+    )
+    assert not process.is_waiting
+    process.serve()
+    assert process.is_waiting, "it has not reported yet"
+    process.stand_by()
+    assert not process.is_waiting
+    await process.stop()
 
 
 async def _come(ask: Callable[[], Awaitable[T]], wanted: T) -> None:

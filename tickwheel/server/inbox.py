@@ -82,5 +82,5 @@ class InboxProcess(Companion):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether rows are not taken now; not while another taker works."""
-        return not self._state or self._state["trouble"] is not None
+        """Whether rows are not taken now; not while another taker works or another daemon leads."""
+        return self._is_wanted and (not self._state or self._state["trouble"] is not None)
