@@ -123,6 +123,31 @@ async def test_batches_during_a_copy_are_in_it(
     assert await subject.ids() == []
 
 
+async def test_no_copy_from_before_a_new_claim_is_used(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The standby that was promoted meanwhile has its tables, and not yet its rows."""
+    await subject.commit(tasks(range(1, 301)))
+    await step(subject)
+    await subject.commit(ended(range(1, 200)))
+    upkeep = store(subject)._upkeep
+    count, numbers = upkeep._filling, store(subject)._writer.parts.numbers
+
+    async def fail_over(number: int) -> object:
+        filling = await count(number)
+        await upkeep._link.execute(f"TRUNCATE task_0_{number}")
+        store(subject)._link.drop()
+        return filling
+
+    with monkeypatch.context() as patch:
+        patch.setattr(upkeep, "_filling", fail_over)
+        await step(subject)
+    assert await subject.ids() == list(range(200, 301))
+    await step(subject)
+    assert store(subject)._writer.parts.numbers[0] != numbers[0], "it was copied now"
+    assert await subject.ids() == list(range(200, 301))
+
+
 async def test_a_part_begins_after_the_ids_of_an_unanswered_batch(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,8 @@ which little counts by a copy of it.
 
 A copy is made beside the work of the shard: a transaction with one snapshot, of batch N, writes all
 that counts into new tables, which nobody else knows. Then, under the writer's lock, one short
-statement adds the rows of later batches, and makes the copy a table of the shard. The old tables
+statement adds the rows of later batches, and makes the copy a table of the shard, unless the writer
+has claimed the shard again meanwhile: a standby that was promoted can lack the copy. The old tables
 are dropped; while somebody reads one of them (a backup, pg_dump), it is left until later. A part in
 which nothing counts has no copy: it is only dropped, and so are most parts.
 
@@ -251,7 +252,7 @@ class Upkeep:
 
     async def _copy_parts(self, sources: list[int]) -> None:
         writer, shard = self._writer, self._options.shard
-        parts, target = writer.parts, await next_number(self._link)
+        parts, fence, target = writer.parts, writer.fence, await next_number(self._link)
         before = [replace(self._of(number)) for number in sources]
         self._drops.update((target, *sources))
         copies = [copy for source in sources for copy in copy_part(shard, source, target)]
@@ -265,7 +266,7 @@ class Upkeep:
             is_over = [(one.rows, one.notes - one.passed) for one in now] == [
                 (one.rows, one.notes - one.passed) for one in before
             ]
-            if writer.parts is not parts or (is_empty and not is_over):
+            if (writer.parts, writer.fence) != (parts, fence) or (is_empty and not is_over):
                 return
             statement = switch_parts(shard, sources, None if is_empty else target, low)
             if not await writer.switch(statement, batch):
@@ -282,14 +283,15 @@ class Upkeep:
 
     async def _copy_generation(self) -> None:
         writer, shard = self._writer, self._options.shard
-        parts, target = writer.parts, await next_number(self._link)
+        parts, fence, target = writer.parts, writer.fence, await next_number(self._link)
         source = parts.generation
         self._drops.update((target, source))
         copies = copy_generation(shard, source, target, self._options.endings_max)
         batch = await self._copy(parts, generation_tables(shard, target), copies)
         async with self._settled():
             statement = switch_generation(shard, source, target)
-            if writer.parts is parts and await writer.switch(statement, batch):
+            is_same = (writer.parts, writer.fence) == (parts, fence)
+            if is_same and await writer.switch(statement, batch):
                 writer.batches = writer.record_bytes = 0
 
     @asynccontextmanager
