@@ -272,18 +272,15 @@ class Link:
                 raise NoReply(f"{name}: {_text(error)}") from error
             dropped = "a table of the store is missing: " if state == MISSING_TABLE else ""
             raise ServerError(state, f"{name}: {dropped}{_text(error)}") from error
-        except (OSError, asyncpg.InternalClientError) as error:
+        except (OSError, asyncpg.InternalClientError, asyncpg.InterfaceError) as error:
+            if isinstance(error, ValueError):  # an argument that PostgreSQL cannot store is a bug
+                raise
             connection.terminate()
             raise NoReply(f"{name}: the connection broke: {error}", silent=expired) from error
         except AttributeError as error:  # from asyncpg, if ``expire`` ran between two of its steps
             if not connection.is_closed():
                 raise
             raise NoReply(f"{name}: no answer within {limit_ms} ms", silent=expired) from error
-        except asyncpg.InterfaceError as error:
-            if isinstance(error, ValueError):  # an argument that PostgreSQL cannot store is a bug
-                raise
-            connection.terminate()
-            raise NoReply(f"{name}: the connection broke: {error}", silent=expired) from error
         finally:
             timer.cancel()
 
