@@ -508,6 +508,7 @@ async def push_log(room: Room) -> Any:
     await client.set_push("t", "g", "https://example.com/", secrets=(SECRET,))
     log = await client.push_log("t", "g")
     again = [await client.resend("t", "g", item.number) for item in log]
+    assert [item.number for item in again] == [item.number for item in log], "as the log has them"
     return [item.again for item in again][:2], len(await client.push_log("t", "g", limit=1))
 
 

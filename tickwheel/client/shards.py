@@ -359,8 +359,9 @@ class Shards:
         if verb.name == "resend":
             *names, number = fields
             count = len(self.links)
-            link = self.links[number % count]
-            return await self._ask(link, verb, (*names, number // count), until_s)
+            number, shard = divmod(number, count)
+            sent = await self._ask(self.links[shard], verb, (*names, number), until_s)
+            return {**sent, "number": sent["number"] * count + shard}
         return await self._ask(self.own, verb, fields, until_s)
 
     async def _ask_ids(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
