@@ -539,6 +539,21 @@ async def test_interim_answers_are_skipped(http: Http) -> None:
     server.close()
 
 
+async def test_an_invalid_answer_does_not_show_the_query_of_the_url(http: Http) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"220 mail.example.com ESMTP\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    for host in (f"127.0.0.1:{port}", "\u00e4" * 70):  # the latter is too long for a name
+        request = Request(f"http://{host}/hook?token=s3cret", "m", {}, b"")
+        answer = await post(http, request, Signer([SECRET]), TimeLimits(request_s=30.0))
+        assert answer.status is None and answer.error and "s3cret" not in answer.error
+    server.close()
+
+
 @pytest.mark.parametrize("how", ["never", "trickles", "body trickles"])
 async def test_a_slow_endpoint_times_out(
     client: Client, topic: str, endpoint: Endpoint, how: str

@@ -39,6 +39,7 @@ from urllib.parse import quote, urlsplit
 from weakref import WeakValueDictionary
 
 from tickwheel.api import cloudevents
+from tickwheel.api.targets import shown_url
 from tickwheel.client.delivery import Delivery
 from tickwheel.errors import NotFound, TickwheelError
 from tickwheel.outbound.target import (
@@ -376,14 +377,19 @@ async def _post(
         is_closed = isinstance(problem, (aiohttp.ServerDisconnectedError, OSError))
         if status is None and is_closed and used is not None and used.is_stale:
             raise ClosedWhileIdle from None
-        error = None if status is not None else _trouble(problem)
+        error = None if status is not None else _trouble(problem, request.url)
     return Answer(status, error, retry_after, body, address)
 
 
-def _trouble(problem: Exception) -> str:
-    """Return the reason for a missing answer; for a forbidden address, the guard's message."""
+def _trouble(problem: Exception, url: str) -> str:
+    """Return the reason for a missing answer; for a forbidden address, the guard's message. It does
+    not contain the values of the URL's query, unlike the texts of some errors."""
     cause = problem.os_error if isinstance(problem, aiohttp.ClientConnectorError) else problem
-    return str(cause) if isinstance(cause, ForbiddenAddress) else error_text(problem)
+    if isinstance(cause, ForbiddenAddress):
+        return str(cause)
+    if isinstance(problem, aiohttp.ClientResponseError):
+        return " ".join(["the answer is not valid HTTP:", *problem.message.split()])
+    return error_text(problem).replace(url, shown_url(url))
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
