@@ -96,6 +96,17 @@ async def test_a_delivery_postponed_too_often_fails(wheel: TestWheel) -> None:
         assert words == ["snoozed", "retrying"]
 
 
+async def test_a_runner_keeps_within_the_limits_of_the_daemon() -> None:
+    async with TestWheel(prefetch_max=5, delay_max_s=86_400) as small:
+        await small.client.create_group("t", "g")
+        await enqueue(small, b"later", *[b"x"] * 9)
+        words: list[str] = []
+        target = answers(later=Outcome("later", 864_000.0, "closed"))
+        async with running(small.client, target, on_settled=lambda d, o, word: words.append(word)):
+            await comes(lambda: len(words) == 10)
+        assert sorted(words) == ["acked"] * 9 + ["snoozed"]
+
+
 async def test_batches_are_limited_by_the_target(wheel: TestWheel) -> None:
     free = asyncio.Event()
 

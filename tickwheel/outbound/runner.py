@@ -109,9 +109,9 @@ class Runner:
     """Sends the deliveries of one group to one target. It runs once.
 
     ``prefetch`` is the maximum number of unsettled deliveries (default: two batches for each
-    concurrent ``send``). ``on_settled`` is called for each settled delivery. ``check``: see
-    ``checked``. ``bytes_max`` returns the bytes of bodies, waiting and in batches, at which no
-    further deliveries are requested.
+    concurrent ``send``, or the daemon's limit if it is lower). ``on_settled`` is called for each
+    settled delivery. ``check``: see ``checked``. ``bytes_max`` returns the bytes of bodies, waiting
+    and in batches, at which no further deliveries are requested.
     """
 
     def __init__(
@@ -138,10 +138,9 @@ class Runner:
         self._client = client
         self._on_settled = on_settled
         self._check = check
-        in_progress_max = target.batch_max * target.concurrency
-        self._subscription: Subscription = client.subscribe(
-            topic, group=group, prefetch=2 * in_progress_max if prefetch is None else prefetch
-        )
+        if prefetch is None:
+            prefetch = min(2 * target.batch_max * target.concurrency, client.limits.prefetch_max)
+        self._subscription: Subscription = client.subscribe(topic, group=group, prefetch=prefetch)
         if bytes_max is not None:
             self._subscription.has_room = lambda waiting: waiting + self.sending_bytes < bytes_max()
         self._leases: Leases | None = None
@@ -333,6 +332,9 @@ class Runner:
             await asyncio.gather(*asking)
 
     async def _settle_and_report(self, delivery: Delivery, outcome: Outcome) -> None:
+        delay_max_s = self._client.limits.delay_ms_max / 1000
+        if outcome.delay_s is not None and outcome.delay_s > delay_max_s:
+            outcome = outcome._replace(delay_s=delay_max_s)  # the daemon would refuse it
         try:
             answer = await _settle_without_ack(delivery, outcome)
         except (

@@ -74,6 +74,20 @@ async def test_a_group_has_a_target_or_subscribers(daemon: InProcess, sender: Fa
     daemon.recount()
 
 
+async def test_a_callback_lease_over_the_limit_of_leases_is_refused(
+    daemon: InProcess, sender: FakeSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise every 202 would count as a failure."""
+    monkeypatch.setattr(daemon.shard, "limits", Limits(lease_ms_max=60_000))
+    peer = daemon.connect()
+    await peer.do(T.PUSH_SET, "t", "g", URL, {**PUSH[1], "callback_lease_ms": 60_000})
+    over = {**PUSH[1], "callback_lease_ms": 60_001}
+    code, message = await peer.refused(T.PUSH_SET, "t", "g", URL, over)
+    assert code == "bad_request" and "callback_lease_ms must be" in message
+    [target] = daemon.shard.core.targets.values()
+    assert target.option("callback_lease_ms") == 60_000
+
+
 async def test_the_process_that_sends_may_subscribe(daemon: InProcess, sender: FakeSender) -> None:
     daemon.daemon._logins.companions[OUTBOUND] = b"secret of the moment"
     peer, ours = daemon.connect(), daemon.connect(token="secret of the moment")

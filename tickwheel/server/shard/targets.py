@@ -96,6 +96,9 @@ class Targeting:
         sender = self._parts.outbound
         if request.callback_lease_ms is not None and sender is not None and not sender.callback_url:
             raise BadRequest("callback_lease_ms needs a daemon that serves HTTP (setting http)")
+        if request.callback_lease_ms is not None:
+            limits = self._parts.limits
+            checks.integer(request.callback_lease_ms, "callback_lease_ms", 0, limits.lease_ms_max)
         self._set(call, PUSH, tuple(secrets), PUSH_OPTIONS)
 
     def _present_secrets(self, topic: str, group: str) -> tuple[str, ...]:
