@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from support.redis_server import RedisServer
 from support.waiting import comes
 from tests.outbound.conftest import PASSWORD
 from tickwheel import BadRequest, Client, Conflict, Task
+from tickwheel.outbound import process
 
 LOCAL = "127.0.0.0/8"
 SOON_S = 30.0
@@ -103,6 +105,33 @@ async def test_an_invalid_address_is_refused_at_once(daemon: Daemon, url: str, s
             await client.set_forward("orders", "warehouse", url)
         assert "pa55word" not in str(raised.value)
         assert await client.targets() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [({"batch": 512, "concurrency": 1}, (10, 1)), ({"batch": 7, "concurrency": 3}, (7, 3))],
+    ids=["defaults", "chosen"],
+)
+async def test_the_batch_of_the_url_applies_unless_the_request_sets_one(
+    options: dict[str, int], sizes: tuple[int, int]
+) -> None:
+    config = {"url": "tcp://127.0.0.1:1", "token": None, "allow": [], "callbacks": None}
+    row = {
+        "topic": "t", "group": "g", "kind": "forward", "secrets": [], "since_ms": 0,
+        "url": "redis://127.0.0.1:1/0?stream=s&batch=10", "options": options,
+    }  # fmt: skip
+    sending = process.Sending(config, io.StringIO())
+    try:
+        await sending.handle({"set": row})
+        (job,) = sending._jobs.values()
+        await comes(lambda: job._runner is not None)
+        assert job._runner is not None
+        target = job._runner._target
+        assert (target.batch_max, target.concurrency) == sizes
+        state = job.state()
+        assert (state["batch"], state["concurrency"]) == sizes
+    finally:
+        await sending.stop()
 
 
 def test_the_command_line_sets_lists_and_removes_forwards(

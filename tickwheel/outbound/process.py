@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from tickwheel.api.targets import SetForward
 from tickwheel.client.client import Client
 from tickwheel.client.delivery import Delivery
 from tickwheel.errors import Conflict, InternalError, NotFound, TickwheelError
@@ -70,6 +71,8 @@ class Job:
         self._sent = self._acked = self._failed = 0
         self._last_ms: int | None = None
         self._is_over = False
+        self._sizes: dict[str, int] = {}
+        """For a forwarder: the fields ``batch`` and ``concurrency`` of ``TargetInfo``."""
         self._work = asyncio.create_task(self._run())
 
     async def close(self) -> None:
@@ -99,9 +102,12 @@ class Job:
         else:
             secrets = row["secrets"]
             target = target_of(row["url"], secrets[0] if secrets else None)
+            # The defaults of a request leave these to the URL and to the kind of target.
             for name, field in (("batch", "batch_max"), ("concurrency", "concurrency")):
-                if row["options"].get(name) is not None:
-                    setattr(target, field, row["options"][name])
+                value = row["options"].get(name)
+                if value not in (None, SetForward.field(name).default):
+                    setattr(target, field, value)
+            self._sizes = {"batch": target.batch_max, "concurrency": target.concurrency}
         check = partial(sending.guard.check, str(row["url"]).partition("?")[0])
         return kind(
             sending.client, topic, group, target, on_settled=self._settled, check=check,
@@ -149,7 +155,7 @@ class Job:
             state = "failing" if is_failing else "sending"
             fields = {
                 "sent": self._sent, "acked": self._acked, "failed": self._failed,
-                "last_ms": self._last_ms,
+                "last_ms": self._last_ms, **self._sizes,
             }  # fmt: skip
         trouble = runner.trouble if runner is not None and runner.trouble else self._trouble
         if fields.get("last_error") is None and trouble is not None:
