@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families as families
 from support.waiting import soon
 from tickwheel.inside import _Log
 from tickwheel.server.fleet.board import Board, ProcessState, State
+from tickwheel.server.http import all_shards
 from tickwheel.server.http.all_shards import (
     AllShardsServer,
     NoAnswer,
@@ -183,3 +184,21 @@ async def test_internal_errors_of_all_shards_are_counted() -> None:
     server._on_event("internal_error", "on purpose")
     values = {family.name: family.values for family in server._own_metrics()}
     assert values["tickwheel_internal_errors_total"] == [1]
+
+
+def test_the_api_of_all_shards_announces_the_limits_of_the_daemons(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its own connections to the shards have another limit."""
+    served: list[Settings] = []
+
+    async def serve(*_: Any) -> int:
+        return 0
+
+    monkeypatch.setattr(all_shards, "configure", lambda *_: _Log())
+    monkeypatch.setattr("tickwheel.server.daemon.use_one_arena", lambda: None)
+    monkeypatch.setattr(all_shards, "AllShardsServer", lambda own, *_: served.append(own))
+    monkeypatch.setattr(all_shards, "_serve", serve)
+    settings = Settings(store="memory:", http="127.0.0.1:0", connections_max=50)
+    assert all_shards.run(settings, [settings] * 2, Board(2), lambda: None) == 0
+    assert served[0].limits() == settings.limits()

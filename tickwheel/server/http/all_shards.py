@@ -107,9 +107,11 @@ def run(
         "connections_max": 3 * len(shards),
         "http_connections_max": min(settings.http_connections_max, CONNECTIONS_MAX),
     }
-    settings = daemon.within_file_limit(settings.model_copy(update=changes), log)
+    own = daemon.within_file_limit(settings.model_copy(update=changes), log)
+    # The API announces the daemons' limit of connections.
+    own = own.model_copy(update={"connections_max": settings.connections_max})
     with asyncio.Runner() as runner:
-        server = AllShardsServer(settings, shards, board, log, local_shards, http_of)
+        server = AllShardsServer(own, shards, board, log, local_shards, http_of)
         return runner.run(_serve(server, log, on_start))
 
 
