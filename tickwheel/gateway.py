@@ -27,10 +27,11 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote, urlsplit
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
 
     from tickwheel.api.shapes import Request
     from tickwheel.client.delivery import Delivery
+    from tickwheel.client.subscription import Subscription
     from tickwheel.clock import Clock
     from tickwheel.engine.topics import DeliverySink
     from tickwheel.server.access.logins import Logins
@@ -97,6 +99,8 @@ IDLE_S: Final = 60.0
 """Seconds after its last request when an unused client is closed."""
 CHECK_S: Final = 5.0
 """Seconds between searches for idle clients."""
+LOOK_S: Final = 1.0
+"""Seconds between looks whether a paused stream has ended."""
 ANSWER_S: Final = 5.0
 """Maximum seconds to wait for the answer of a shard's HTTP server."""
 ANSWER_BYTES_MAX: Final = 64 * 1024
@@ -161,6 +165,11 @@ class AllShardsExchange(Exchange):
         self._is_reading = asyncio.Event()
         """Set while the client of the stream keeps reading."""
         self._is_reading.set()
+        self._unsettled: dict[int, float] = {}
+        """Id → earliest end of the lease, on the loop's clock, of each delivery of the stream that
+        its consumer has neither settled nor extended, the oldest first."""
+        self._heard = asyncio.Event()
+        """Set when the consumer settles or extends a delivery."""
 
     def unanswered(self) -> Sequence[Answer]:
         return list(self._work)
@@ -292,7 +301,13 @@ class AllShardsExchange(Exchange):
             new_group = subscription.new_group
             _complete(subscribed, {} if new_group is None else {"new_group": dict(new_group.raw)})
             async for batch in subscription.batches():
+                if self._is_silent:
+                    await self._pause_until_heard(subscription, batch, credit)
+                    continue
                 for delivery in batch:
+                    if options.leased:
+                        self._unsettled.pop(delivery.id, None)
+                        self._unsettled[delivery.id] = delivery.lease_until_s
                     items = cast("Any", [_delivered_task(delivery)])
                     sink.deliver(delivery.epoch, delivery.delivered_ms, items)
                     await self._is_reading.wait()
@@ -304,6 +319,27 @@ class AllShardsExchange(Exchange):
                 subscribed.set_exception(failure)
         finally:
             await client.close(0)  # without BYE, so the daemons end its leases soon
+
+    @property
+    def _is_silent(self) -> bool:
+        """Whether a lease of the stream has ended since the last sign of life of its consumer."""
+        return next(iter(self._unsettled.values()), inf) <= _now_s()
+
+    async def _pause_until_heard(
+        self, subscription: Subscription, unread: Sequence[Delivery], credit: int
+    ) -> None:
+        """Give deliveries back until the stream's consumer gives a sign of life. The shards cannot
+        tell that it is silent, because the client answers their heartbeats."""
+        self._heard.clear()
+        with suppress(TickwheelError):  # the next connection requests as few
+            await subscription.set_prefetch(0)
+        releases = (delivery.release() for delivery in reversed(unread))
+        await asyncio.gather(*releases, subscription.give_back(), return_exceptions=True)
+        while not (self._heard.is_set() or subscription.closed):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._heard.wait(), LOOK_S)
+        with suppress(TickwheelError):
+            await subscription.set_prefetch(credit)
 
     def pause(self) -> None:
         self._is_reading.clear()
@@ -360,8 +396,12 @@ class AllShardsExchange(Exchange):
     def only_waits(self) -> bool:
         return self._pulls > 0 or super().only_waits
 
-    def note_activity(self) -> None:
-        """Do nothing: the shards receive the settlements themselves."""
+    def note_activity(self, ids: Iterable[int]) -> None:
+        for task_id in ids:
+            self._unsettled.pop(task_id, None)
+        while self._is_silent:
+            del self._unsettled[next(iter(self._unsettled))]
+        self._heard.set()
 
     def unreadable(self, verb: str, error: TickwheelError) -> None:
         if self._gateway.audit is not None:

@@ -27,7 +27,7 @@ from tickwheel.client import shards as client_shards
 from tickwheel.client.subscription import Subscription
 from tickwheel.clock import Clock
 from tickwheel.errors import Conflict, Overloaded, SendTimeout
-from tickwheel.gateway import Gateway
+from tickwheel.gateway import Gateway, GatewayClient
 from tickwheel.model.values import SHARD_BITS
 from tickwheel.server.access import tokens
 from tickwheel.server.access.logins import REVOKED, Logins
@@ -36,6 +36,7 @@ from tickwheel.server.http.pages import document_bytes
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import Settings
 from tickwheel.server.shard import backups
+from tickwheel.server.shard.callers import Principal
 from tickwheel.server.shard.enqueue import Producing
 from tickwheel.server.shard.overview import Watching
 from tickwheel.webhooks import Callback, callback_token
@@ -371,6 +372,48 @@ async def test_a_stream_delivers_from_all_shards(hall: Hall) -> None:
         left += (await hall.post("/v1/topics/t/pull", {"group": "g", "max": 9}))["deliveries"]
         hall.shards.pass_time(500)
     assert {row["id"] for row in left} == {row["id"] for row in texts[3:]}
+
+
+async def test_a_stream_of_a_silent_consumer_gets_no_more(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the client of the stream answers the heartbeats of the shards."""
+    clients: list[GatewayClient] = []
+    new_client = hall.gateway.new_client
+
+    def noting(principal: Principal) -> GatewayClient:
+        clients.append(new_client(principal))
+        return clients[-1]
+
+    await hall.call("PUT", "/v1/topics/t/groups/g", {})
+    monkeypatch.setattr(hall.gateway, "new_client", noting)
+    stream = hall.begin(
+        "GET", "/v1/topics/t/deliveries?group=g&lease_ms=60000", accept="application/x-ndjson"
+    )
+    await stream.until(lambda it: it.body)
+    await hall.post("/v1/tasks", {"topic": "t", "body": "x"})
+    await stream.until(lambda it: it.lines)
+    [exchange] = [made for made in hall.gateway._api._exchanges if made.on_end is not None]
+    assert isinstance(exchange, gateways.AllShardsExchange)
+    exchange._unsettled = dict.fromkeys(exchange._unsettled, 0.0)
+    hall.shards.pass_time(60_001)
+    await hall.shards.settle()
+    await clients[0].stats()  # as an answer to a heartbeat
+
+    async def is_given_back() -> bool:
+        consumers = (await hall.get("/v1/consumers?topic=t"))["consumers"]
+        is_paused = all(consumer["prefetch"] == 0 for consumer in consumers)
+        return is_paused and (await hall.get("/v1/topics/t/groups/g"))["ready"] == 1
+
+    await comes(is_given_back, 10.0)
+    [first] = stream.response.lines
+    words = await hall.post("/v1/acks", {"receipts": [first["receipt"]]})
+    assert words["results"] == ["acked"], "the task was not started again"
+    await hall.post("/v1/tasks", {"topic": "t", "body": "y"})
+    await stream.until(lambda it: len(it.lines) == 2)
+    assert stream.response.lines[1]["body"] == "y"
+    stream.leave()
+    await soon(stream.task)
 
 
 async def test_streams_of_lines_and_refused_streams(hall: Hall) -> None:

@@ -502,11 +502,12 @@ class Streams:
     def remove(self, number: int) -> None:
         del self._open[number]
 
-    def note_activity(self, number: int, principal: Principal) -> None:
-        """Record that a stream's consumer is alive if ``principal`` owns the stream."""
+    def note_activity(self, number: int, principal: Principal, ids: Sequence[int]) -> None:
+        """Record that a stream's consumer is alive if ``principal``, which has settled or extended
+        deliveries of the tasks ``ids``, owns the stream."""
         exchange = self._open.get(number)
         if exchange is not None and exchange.caller.principal.name == principal.name:
-            exchange.note_activity()
+            exchange.note_activity(ids)
 
 
 @dataclass(frozen=True, slots=True)

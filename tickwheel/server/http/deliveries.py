@@ -300,8 +300,9 @@ async def _settle_all(
     answers = [settle([receipts[index] for index in indexes]) for indexes in groups.values()]
     # Anyone can forge a receipt. It shows that a stream's consumer is alive only after the rights
     # were checked, and only for a stream of the same principal.
+    ids, principal = [receipt.id for receipt in receipts], call.exchange.caller.principal
     for number in {receipt.stream for receipt in receipts} - {0}:
-        call.common.streams.note_activity(number, call.exchange.caller.principal)
+        call.common.streams.note_activity(number, principal, ids)
     outcomes = [default] * len(receipts)
     for indexes, results in zip(groups.values(), await asyncio.gather(*answers), strict=True):
         for index, outcome in zip(indexes, results or (), strict=False):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.errors import (
@@ -174,8 +174,9 @@ class Exchange(ABC):
     # --- lifecycle -------------------------------------------------------------------------------
 
     @abstractmethod
-    def note_activity(self) -> None:
-        """Record that the stream's consumer is alive."""
+    def note_activity(self, ids: Iterable[int]) -> None:
+        """Record that the stream's consumer is alive: it has settled or extended deliveries of
+        these tasks."""
 
     @abstractmethod
     def unreadable(self, verb: str, error: TickwheelError) -> None:
@@ -342,7 +343,7 @@ class ShardExchange(Exchange):
 
     # --- lifecycle -------------------------------------------------------------------------------
 
-    def note_activity(self) -> None:
+    def note_activity(self, ids: Iterable[int]) -> None:
         if self.caller.presence.doubted:
             self._operations.heard(self.caller)
 
