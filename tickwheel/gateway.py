@@ -276,7 +276,7 @@ class AllShardsExchange(Exchange):
         is_broadcast = bool(options.get("broadcast"))
         stream_options = _StreamOptions(
             checks.name(request.topic, "topic"),
-            "" if is_broadcast else checks.group_name(request.group),
+            (request.group or "") if is_broadcast else checks.group_name(request.group),
             None if is_broadcast else self._lease_ms(options),
             ack=options["ack"], broadcast=is_broadcast, options=options,
         )  # fmt: skip

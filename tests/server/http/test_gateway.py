@@ -420,6 +420,8 @@ async def test_streams_of_lines_and_refused_streams(hall: Hall) -> None:
     await hall.call("PUT", "/v1/topics/t/groups/g", {"tags": "a"})
     refused = await hall.refused("GET", "/v1/topics/t/deliveries?group=g&tags=b")
     assert refused.json["code"] == "conflict" and "filter" in refused.json["detail"]
+    refused = await hall.refused("GET", "/v1/topics/t/deliveries?group=g&broadcast=true")
+    assert "cannot have group" in refused.json["detail"]
     stream = hall.begin(
         "GET", "/v1/topics/u/deliveries?ack=on_delivery", accept="application/x-ndjson"
     )
