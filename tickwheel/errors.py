@@ -8,6 +8,7 @@ test compares the two.
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -443,7 +444,15 @@ def from_wire(code: str, message: str) -> TickwheelError:
     kind = BY_CODE.get(code)
     if kind is None:
         return InternalError(f"{code}: {message}")
-    return kind(message)
+    error = kind(message)
+    after = _AFTER.search(message)
+    if after is not None and isinstance(error, Overloaded):
+        error.after_s = float(after[1])
+    return error
+
+
+_AFTER = re.compile(r"; try again in (\d{1,9}\.\d{3}) s$", re.ASCII)
+"""Matches the end of the message of a used-up quota."""
 
 
 # --- extras that are not installed ---------------------------------------------------------------

@@ -821,6 +821,18 @@ async def test_each_caller_uses_its_own_token(guarded: Guarded) -> None:
     assert len(hall.gateway._clients) == 2
 
 
+async def test_a_used_up_quota_says_when_to_try_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    guarded = Guarded(monkeypatch, tmp_path, quota_tasks_per_s=COUNT)
+    hall, ours = await guarded.hall.start(), {"authorization": f"Bearer {guarded.all}"}
+    task = {"topic": "t", "key": key_in(0, COUNT)}
+    await hall.call("POST", "/v1/tasks", {"tasks": [task] * 10}, **ours)
+    answer = await hall.refused("POST", "/v1/tasks", task, **ours)
+    assert (answer.status, answer.headers["retry-after"]) == (429, "9"), answer.body
+    await hall.stop()
+
+
 async def test_a_bulk_operation_needs_no_right_to_read(guarded: Guarded) -> None:
     task = {"topic": "a1", "key": key_in(1, COUNT), "delay_ms": HOUR_MS}
     await guarded.hall.post("/v1/tasks", task, authorization=bearer(guarded.all))
