@@ -309,7 +309,6 @@ class TargetInfo(Answer):
     acked: Annotated[int, "Number of these attempts whose tasks were acked."] = 0
     failed: Annotated[int, "Number of these attempts that failed."] = 0
     in_flight: Annotated[int, "Number of unfinished attempts."] = 0
-    waiting: Annotated[int, "Number of tasks that wait for a callback."] = 0
     last_ms: Annotated[int | None, Moment(), "When the last attempt ended."] = None
     last_status: Annotated[int | None, "The HTTP status of the last attempt."] = None
     last_error: Annotated[str | None, "The error of the last failed attempt."] = None

@@ -424,7 +424,7 @@ class PushTarget:
         ``log_bytes_max`` returns the maximum bytes of request bodies in the log."""
         self.concurrency = int(options.get("concurrency", 32))
         self.log: deque[Sent] = deque(maxlen=LOG_MAX)
-        self.sent = self.acked = self.failed = self.in_flight = self.held = 0
+        self.sent = self.acked = self.failed = self.in_flight = 0
         self.last: dict[str, Any] = {}
         """The result of the last attempt: fields of ``TargetInfo``."""
         self.is_failing = False
