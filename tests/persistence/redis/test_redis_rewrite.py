@@ -31,6 +31,7 @@ from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.redis import options_from, recovery
 from tickwheel.persistence.redis.store import RedisElection
 from tickwheel.persistence.redis.writer import Writer
+from tickwheel.persistence.sqlite.database import ORIGINAL_BATCH, meta_of
 
 PATIENCE_S = 60.0
 S = "{tw:default:0}"
@@ -271,6 +272,25 @@ class TestCutShort:
         await election.close()
         with pytest.raises(StoreUnusable, match=f"incomplete, because {OWNER} was rewriting it"):
             await make().open("other")
+
+    async def test_a_backup_during_a_rewrite_has_the_marks_of_the_shard(
+        self,
+        pair: Pair,
+        redis_server: RedisServer,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+    ) -> None:
+        """A daemon takes tasks above the mark for new ones, and would not deliver them."""
+        subject, reached = pair[0], asyncio.Event()
+        _at_batch(monkeypatch, {5: reached.set}, stay=True)
+        redis_server.call("FLUSHALL")
+        with pytest.raises(CommitRefused):
+            await subject.commit(tasks([10_000]))
+        await reached.wait()
+        await subject.store.backup(str(tmp_path / "copy.db"))
+        meta = meta_of(str(tmp_path / "copy.db"))
+        id_mark = (await pair[1].reopen()).id_mark
+        assert (meta["id_mark"], meta[ORIGINAL_BATCH]) == (id_mark, subject.n)
 
     async def test_a_removed_batch_number_is_recovered(
         self, pair: Pair, redis_server: RedisServer

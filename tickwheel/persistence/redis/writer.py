@@ -418,6 +418,8 @@ class Writer:
         self.position_ms = 0
         self.rewriting = False
         """Whether all data is being written again, from batch 1 on, without reads or commits."""
+        self._rewritten: tuple[int, int] | None = None
+        """The last confirmed batch and the id mark during a rewrite, which has its own."""
         self.watchers: list[deque[Effects]] = []
         """Queues that receive every applied batch, for backups."""
         self.landed: Callable[[Effects], None] = lambda effects: None
@@ -433,15 +435,13 @@ class Writer:
 
     @property
     def id_mark(self) -> int:
-        return self._sender.id_mark
+        return self._sender.id_mark if self._rewritten is None else self._rewritten[1]
 
     @property
     def identity(self) -> StoreIdentity:
         """The identity of the shard, with its last confirmed batch."""
-        sender = self._sender
-        return StoreIdentity(
-            EpochRecord(sender.epoch, mark_of(sender.owner), self.last), self.incarnation
-        )
+        last = self.last if self._rewritten is None else self._rewritten[0]
+        return StoreIdentity(EpochRecord(self.epoch, mark_of(self.owner), last), self.incarnation)
 
     @property
     def unsettled(self) -> bool:
@@ -672,6 +672,7 @@ class Writer:
             last, id_mark = self.last, sender.id_mark
             with suppress(StoreLost):
                 await claimant.take(sender, self.incarnation)
+            self._rewritten = last, id_mark
             self._start_over(0, 0, rewriting=True)
             try:
                 await claimant.run_phase(sender, self.incarnation, "begin", 0, last)
@@ -680,6 +681,7 @@ class Writer:
                 await claimant.run_phase(sender, self.incarnation, "end", self.last, last)
             finally:
                 self._start_over(last, id_mark, rewriting=False)
+                self._rewritten = None
 
     async def _write(self, effects: Effects) -> None:
         await self._commit(self.last + 1, effects)
