@@ -325,6 +325,27 @@ async def test_changes_during_a_scan_are_read_again(
     await subject.store.close(clean=True)
 
 
+@pytest.mark.parametrize("field", ["rewriting", "parts"])
+@pytest.mark.parametrize("at_once", [1, 10_000])
+async def test_settings_of_an_incomplete_shard_are_not_read(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, at_once: int, field: str
+) -> None:
+    """It can have its counter already, and lack groups that were not deleted."""
+    monkeypatch.setattr(redis_siblings, "ROWS_PER_SCAN", at_once)
+    subject = Subject(open_url(shard_url(redis_server.url(), 2)))
+    await subject.open()
+    await subject.commit(numbered(2, GROUP_ROW))
+    siblings = open_siblings(shard_url(redis_server.url(), 0))
+    assert siblings is not None
+    redis_server.call("HSET", "{tw:default:2}:wheel", field, "1")
+    with pytest.raises(StoreAway, match="is incomplete at the moment"):
+        await siblings.settings(2, 1)
+    redis_server.call("HDEL", "{tw:default:2}:wheel", field)
+    assert await siblings.settings(2, 1) == (SettingsCounter(2), [GROUP_ROW])
+    await siblings.close()
+    await subject.store.close(clean=True)
+
+
 @pytest.mark.parametrize("url", ["memory:", "sqlite:///store.db", "sqlite:////a/shard-x.db"])
 def test_stores_without_shards_have_no_siblings(url: str) -> None:
     assert open_siblings(url) is None

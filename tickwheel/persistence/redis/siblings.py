@@ -77,10 +77,14 @@ class RedisSiblings:
     async def contains(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
         fields = [record_field(key) for key in keys]
 
-        async def read(link: Connection, its: Keys) -> list[Any]:
-            records: list[Any] = await link.call("HMGET", its.named["records"], *fields)
+        async def check(link: Connection, its: Keys) -> None:
             owner, rewriting = await link.call("HMGET", its.named["wheel"], "owner", "rewriting")
             check_whole(its.shard, "" if rewriting is not None else (owner or b"").decode())
+
+        async def read(link: Connection, its: Keys) -> list[Any]:
+            await check(link, its)
+            records: list[Any] = await link.call("HMGET", its.named["records"], *fields)
+            await check(link, its)
             return records
 
         return [record is not None for record in await self._read(shard, read)]
@@ -201,24 +205,32 @@ async def _settings(
 ) -> SiblingSettings:
     records = keys.named["records"]
     if known_number is not None:
-        counter = await _counter(connection, records)
+        counter = _counter_of(await connection.call("HGET", records, _COUNTER))
         if counter.number == known_number:
             return SiblingSettings(counter, None)
-    data, *groups = await connection.run(GROUPS, (records,), (_COUNTER, _GROUP, ROWS_PER_SCAN))
-    counter = _counter_of(data or None)
-    if groups:
-        return SiblingSettings(counter, _rows(_pairs(groups[0])))
+    counter, groups = await _groups(connection, keys)
+    if groups is not None:
+        return SiblingSettings(counter, groups)
     for _ in range(TRIES):
         rows = await _scan(connection, records)
         # The result of a scan is consistent only if no setting has changed during the scan.
-        before, counter = counter, await _counter(connection, records)
+        before, (counter, _) = counter, await _groups(connection, keys)
         if counter == before:
             return SiblingSettings(counter, rows)
     raise StoreAway(f"the groups of {keys.shard} changed during each of {TRIES} scans")
 
 
-async def _counter(connection: Connection, records: bytes) -> SettingsCounter:
-    return _counter_of(await connection.call("HGET", records, _COUNTER))
+async def _groups(
+    connection: Connection, keys: Keys
+) -> tuple[SettingsCounter, list[GroupRow] | None]:
+    """Return a shard's counter and its groups, None for a shard with too many records. Raise
+    StoreAway if the shard is incomplete: groups that it lacks have not been deleted."""
+    names = keys.named["records"], keys.named["wheel"]
+    reply = await connection.run(GROUPS, names, (_COUNTER, _GROUP, ROWS_PER_SCAN))
+    if not reply:
+        raise StoreAway(f"{keys.shard} is incomplete at the moment")
+    data, *groups = reply
+    return _counter_of(data or None), _rows(_pairs(groups[0])) if groups else None
 
 
 def _counter_of(data: bytes | None) -> SettingsCounter:
