@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,6 +114,27 @@ async def test_a_lost_lease_ends_the_restore(
     monkeypatch.setattr(target.Lease, "renew", lost)
     with pytest.raises(StoreUnusable, match=r"lost.*incomplete: tickwheel init --force"):
         await run(tmp_path, backup, into=redis.url(""), history=())
+
+
+async def test_a_shard_with_a_part_of_a_backup_is_not_opened(
+    tmp_path: Path, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The restore was interrupted."""
+    backup = await make_backup(tmp_path, [TaskRow(A, DUE, "t", b"a")])
+    url, administration = redis.url(""), RedisAdministration(options_from(redis.url("")))
+
+    async def interrupt(filler: Filler) -> None:
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Filler, "end", interrupt)
+        with pytest.raises(asyncio.CancelledError):
+            await run(tmp_path, backup, into=url, history=())
+    with pytest.raises(StoreUnusable, match="a restore into it was interrupted"):
+        await held(url)
+    await administration.lay_out(await administration.look(), NOW_MS, watch_s=0)
+    await run(tmp_path, backup, into=url, history=())
+    assert set((await held(url)).rows) == {A}
 
 
 async def test_the_shard_must_be_the_backups(tmp_path: Path, redis: RedisServer) -> None:

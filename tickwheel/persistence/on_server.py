@@ -293,6 +293,16 @@ def check_whole(shard: str, owner: str) -> None:
         raise StoreAway(f"{shard} is {state}; no daemon uses it")
 
 
+def check_restored(shard: str, owner: str, branch: str, opener: str) -> None:
+    """Raise StoreUnusable if an interrupted restore has left this shard, unless another restore
+    opens it, or an operator continues with its data (``branch``)."""
+    if owner.startswith(RESTORE_OWNERS) and not branch and not opener.startswith(RESTORE_OWNERS):
+        raise StoreUnusable(
+            f"{shard} is incomplete, because a restore into it was interrupted; run `tickwheel init"
+            " --force`, then `tickwheel restore` again"
+        )
+
+
 WATCH_STEP_S: Final = 0.25
 
 

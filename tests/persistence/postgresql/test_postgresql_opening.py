@@ -23,6 +23,7 @@ from tickwheel.persistence.contract import (
     StoreUnreachable,
     StoreUnusable,
 )
+from tickwheel.persistence.on_server import RESTORE_OWNERS
 from tickwheel.persistence.postgresql import PostgresStore, opening, options_from, writer
 from tickwheel.persistence.postgresql.driver import LOOKUPS, SETTINGS
 
@@ -394,6 +395,16 @@ class TestAdministration:
         again = make(url)
         opened = await again.open("next/one")
         assert (opened.is_branch, opened.last_batch, await again.ids()) == (True, 0, [])
+
+    async def test_a_shard_with_a_part_of_a_backup_is_not_opened(
+        self, shared_postgres: PostgresServer, make: Make
+    ) -> None:
+        url = shared_postgres.url()
+        for _ in range(2):  # until it has a batch, the restore can be repeated
+            await make(url).open(f"{RESTORE_OWNERS}one")
+        await refused(url, "a restore into it was interrupted")
+        await open_administration(url).end_restore("mark")
+        assert (await make(url).open()).is_branch
 
     async def test_init_is_refused_while_a_daemon_leads(
         self, shared_postgres: PostgresServer

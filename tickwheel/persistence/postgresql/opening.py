@@ -28,6 +28,7 @@ from tickwheel.persistence.identity import (
 from tickwheel.persistence.on_server import (
     INIT_OWNER,
     NoReply,
+    check_restored,
     led,
     opening_errors,
     unusable,
@@ -266,6 +267,7 @@ async def begin_epoch(
             incarnation=incarnation,
         )  # fmt: skip
     stored = found[0]
+    check_restored(name, stored["owner"], stored["branch"], owner)
     (marks,) = await link.fetch(_LAST.format(f"{shard}_{stored['generation']}"))
     last = EpochRecord(stored["epoch"], mark_of(stored["owner"]), marks["last"])
     identity = StoreIdentity(

@@ -40,6 +40,7 @@ from tickwheel.persistence.identity import (
 )
 from tickwheel.persistence.on_server import (
     INIT_OWNER,
+    check_restored,
     led,
     opening_errors,
     unreachable,
@@ -268,8 +269,9 @@ async def begin_epoch(
     """Begin an epoch. Return the opened shard, and the topics with the numbers from 1 on. Raise
     StoreUnusable or ServerTrouble. The shard's identity is read first, to detect losses. The read
     does not exclude other daemons; the leader's lease does."""
-    identity, compared = await _read_identity(connection, keys, evidence)
-    begun = next_epoch(f"store {options.name}: {keys.shard}", identity, compared, epoch_min)
+    shown_name = f"store {options.name}: {keys.shard}"
+    identity, compared = await _read_identity(connection, keys, shown_name, owner, evidence)
+    begun = next_epoch(shown_name, identity, compared, epoch_min)
     fresh = secrets.token_hex(8)
     past = past_text(begun.past, with_batches=False)
     args = (owner.encode(), now_ms, fresh, LAYOUT, int(may_create), begun.epoch, past, NUMBERS_MAX,
@@ -296,10 +298,11 @@ async def begin_epoch(
 
 
 async def _read_identity(
-    connection: Connection, keys: Keys, evidence: Sequence[Evidence]
+    connection: Connection, keys: Keys, shown_name: str, opener: str, evidence: Sequence[Evidence]
 ) -> tuple[StoreIdentity | None, Sequence[Evidence]]:
     """Return the shard's identity, and the facts to compare it with. For an incomplete or foreign
-    shard, return neither, because the script reports such a shard."""
+    shard, return neither, because the script reports such a shard. Raise StoreUnusable for an
+    interrupted restore."""
     names = ("format", "epoch", "owner", "last", "incarnation", "rewriting", "past", "branch")
     try:
         values = await connection.call("HMGET", keys.named["wheel"], *names)
@@ -312,11 +315,11 @@ async def _read_identity(
         return None, evidence
     if "rewriting" in fields or not {"format", "epoch", "last"} <= fields.keys():
         return None, ()
-    last = EpochRecord(int(fields["epoch"]), mark_of(fields.get("owner", "")), int(fields["last"]))
+    owner, branch = fields.get("owner", ""), fields.get("branch", "")
+    check_restored(shown_name, owner, branch, opener)
+    last = EpochRecord(int(fields["epoch"]), mark_of(owner), int(fields["last"]))
     past = read_past(fields.get("past", ""))
-    return StoreIdentity(
-        last, fields.get("incarnation", ""), past, fields.get("branch", "")
-    ), evidence
+    return StoreIdentity(last, fields.get("incarnation", ""), past, branch), evidence
 
 
 async def estimate(connection: Connection, keys: Keys) -> int:
