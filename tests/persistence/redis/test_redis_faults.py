@@ -349,6 +349,22 @@ class TestARedisThatLostSomething:
         assert [i for i, _ in (await subject.small()).outcomes] == [1]
         assert (await subject.reopen()).last_batch == 6
 
+    async def test_confirmed_tasks_are_replayed_without_memory(
+        self, subject: Subject, redis_server: RedisServer
+    ) -> None:
+        """Acks, which free memory, wait for the replay."""
+        await subject.commit(tasks([1]))
+        snapshot = redis_server.snapshot()
+        await subject.commit(tasks([2]))
+        await subject.commit(tasks(range(10, 22_000)))
+        redis_server.options["maxmemory"] = "1"
+        redis_server.restart_from(snapshot)
+        await taken(subject, ended([1]))
+        assert store(subject).replays == 1
+        assert await subject.ids() == [2, *range(10, 22_000)]
+        with pytest.raises(CommitRefused, match="OOM"):
+            await subject.commit(tasks([3]))
+
     async def test_older_is_noticed_by_a_read(
         self, subject: Subject, redis_server: RedisServer
     ) -> None:

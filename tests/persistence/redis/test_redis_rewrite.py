@@ -29,6 +29,7 @@ from tickwheel.persistence.contract import (
 )
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.redis import options_from, recovery
+from tickwheel.persistence.redis.driver import ServerError
 from tickwheel.persistence.redis.store import RedisElection
 from tickwheel.persistence.redis.writer import Writer
 from tickwheel.persistence.sqlite.database import ORIGINAL_BATCH, meta_of
@@ -312,6 +313,18 @@ class TestCutShort:
         await both(pair, ended([1_000]))
         await _compare(pair)
 
+    async def test_an_outdated_shard_leaves_a_full_redis(
+        self, pair: Pair, redis_server: RedisServer
+    ) -> None:
+        """The data that leaves makes room for the rewrite."""
+        writer = store(pair[0])._writer
+        redis_server.call("CONFIG", "SET", "maxmemory", "1")
+        await writer._claimant.run_phase(writer._sender, writer.incarnation, "begin", 0, 4)
+        assert redis_server.call("EXISTS", f"{S}:store") == b":0\r\n"
+        redis_server.call("CONFIG", "SET", "maxmemory", "0")
+        await both(pair, ended([1_000]))
+        await _compare(pair)
+
 
 def _at_batch(
     monkeypatch: pytest.MonkeyPatch, events: dict[int, Callable[[], None]], *, stay: bool = False
@@ -533,7 +546,11 @@ class TestQuiet:
         assert await subject.commit(tasks([2])) is True
 
     async def test_a_replay_that_is_refused_for_long_is_logged_once(
-        self, make: Make, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+        self,
+        make: Make,
+        redis_server: RedisServer,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         subject = make()
         await subject.open()
@@ -541,12 +558,21 @@ class TestQuiet:
         snapshot = redis_server.snapshot()
         await subject.commit(tasks([2]))
         redis_server.restart_from(snapshot)
-        redis_server.call("CONFIG", "SET", "maxmemory", "1")
-        for _ in range(10):
-            with pytest.raises((CommitRefused, CommitUnknown)):
-                await subject.commit(ended([1]))
+
+        sender = store(subject)._writer._sender
+        send = sender.send
+
+        async def refuse(*args: Any, must: bool = False) -> None:
+            if must:
+                raise ServerError("MISCONF", "for ten times")
+            await send(*args)
+
+        with monkeypatch.context() as refusing:
+            refusing.setattr(sender, "send", refuse)
+            for _ in range(10):
+                with pytest.raises((CommitRefused, CommitUnknown)):
+                    await subject.commit(ended([1]))
         assert len(caplog.records) == 1
-        redis_server.call("CONFIG", "SET", "maxmemory", "0")
         await taken(subject, ended([1]))
         assert await subject.ids() == [2]
         assert len(caplog.records) == 1

@@ -104,12 +104,21 @@ class Sender:
         self.has_stages = True
         """Whether Redis can have parts of an unsealed batch, at first of a predecessor."""
 
-    async def send(self, n: int, effects: Effects, flat: Sequence[Packed], size_bytes: int) -> None:
+    async def send(
+        self,
+        n: int,
+        effects: Effects,
+        flat: Sequence[Packed],
+        size_bytes: int,
+        *,
+        must: bool = False,
+    ) -> None:
         """Send a batch and return when it is applied. Raise ReclaimNeeded, NotConnected, NoReply or
-        ServerError."""
+        ServerError. ``must``: Redis takes new tasks even if it is out of memory, because they were
+        confirmed before."""
         id_mark = id_text(max(self.id_mark, effects.id_mark))
         position_ms = b"%d" % effects.position_ms
-        makes_tasks = int(effects.makes_tasks)
+        makes_tasks = int(effects.makes_tasks and not must)
         if len(flat) == 1:
             lowest = id_text(min(effects.enqueued)) if effects.enqueued else b""
             marks = (n, makes_tasks, lowest, id_mark, position_ms)
@@ -640,8 +649,8 @@ class Writer:
         unknown = self._sender.unknown
         try:
             for n, effects in self._kept.since(last + 1):
-                prepared = prepare(effects, self._endings_max, self.numbers)
-                await self._sender.send(n, effects, prepared.flat, prepared.size_bytes)
+                _, flat, size_bytes = prepare(effects, self._endings_max, self.numbers)
+                await self._sender.send(n, effects, flat, size_bytes, must=True)
         finally:
             self._sender.unknown = unknown
         self._claimed, self._replaying = self._connection.connections, False

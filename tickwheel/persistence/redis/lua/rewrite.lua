@@ -24,7 +24,7 @@ if ARGV[5] == 'lost' and w[1] then
   redis.call('HSET', WHEEL, 'rewriting', ARGV[10])
   return {'applied'}
 end
-begin(false)
+begin(w[1])  -- the data that it removes makes room
 if ARGV[5] == 'begin' then redis.call('UNLINK', unpack(KEYS)) end
 redis.call('HSET', WHEEL, 'format', ARGV[4], 'incarnation', ARGV[3], 'epoch', ARGV[1],
   'owner', ARGV[2], 'last', 0, 'id_mark', '0000000000000000000', 'position_ms', 0, 'clean', 0,
