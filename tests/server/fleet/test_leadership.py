@@ -438,6 +438,18 @@ async def test_a_cleanly_closed_store_needs_no_wait(rig: LeaderRig) -> None:
     assert await rig.leadership.can_lead()
 
 
+async def test_a_clean_end_before_an_epoch_that_the_store_has_lost_counts_for_nothing(
+    rig: LeaderRig,
+) -> None:
+    """It came back as it was before the last opening, whose owner may live."""
+    rig.table.leader, rig.table.epoch = OTHER, 7
+    assert not await rig.leadership.can_lead()
+    rig.table.leader, rig.table.epoch, rig.table.up_s = None, 6, 0
+    assert not await rig.leadership.can_lead()
+    rig.table.up_s = 4
+    assert await rig.leadership.can_lead()
+
+
 async def test_a_new_leaders_epoch_is_known_after_it_opened_the_store(rig: LeaderRig) -> None:
     rig.table.leader, rig.table.owner, rig.table.epoch = replace(OTHER, epoch=0), "before/1", 6
     await rig.leadership.can_lead()

@@ -212,6 +212,8 @@ class Leadership:
         """The leader recorded in the store."""
         self.incarnation = ""
         """The last known incarnation of the store's data."""
+        self._epoch_max = 0
+        """The highest epoch that the store has had. In a lower epoch it lacks data."""
 
     def may_deliver(self, mono_ms: int) -> bool:
         return mono_ms < self._until_mono_ms
@@ -285,6 +287,7 @@ class Leadership:
         self._report_namesake(state.leader)
         if state.incarnation:
             self.incarnation = state.incarnation
+        self._epoch_max = max(self._epoch_max, state.epoch)
         if state.leader is not None or not (state.rewriting or state.lost_by):
             self._partial_since_mono_ms, self._partial = None, ""
         self._wait = None
@@ -357,7 +360,8 @@ class Leadership:
                 self._check_rewriter(state, mono_ms)
                 self._wait = _Wait(f"{state.rewriting}, which is rewriting the store", None)
                 return False
-            return state.clean or self._owner_had_time(state, mono_ms)
+            is_whole = state.clean and state.epoch >= self._epoch_max
+            return is_whole or self._owner_had_time(state, mono_ms)
         if self._empty_since_mono_ms is None:
             self._empty_since_mono_ms = mono_ms
         if state.is_durable and not self.incarnation:
