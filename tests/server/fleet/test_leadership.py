@@ -14,6 +14,7 @@ import pytest
 from support.stand_in import stand_in
 from tickwheel.clock import Clock
 from tickwheel.persistence.contract import (
+    LEADER_WATCH_S,
     ElectionState,
     Leader,
     Standby,
@@ -195,6 +196,13 @@ async def test_renewals_extend_it_from_when_they_were_sent(rig: LeaderRig) -> No
     assert rig.leadership.may_deliver(rig.sources.mono + 2_499)
     assert rig.renewals == 3
     assert rig.slept[0] == TTL_MS / 1000 / module.RENEWALS_PER_TTL
+
+
+async def test_a_long_lease_is_renewed_within_the_watch_for_a_leader(rig: LeaderRig) -> None:
+    rig.leadership._ttl_ms = 3_600_000
+    await rig.leadership.acquire(ME, ADDRESS)
+    await rig.hold(rig.later(0))
+    assert rig.slept[0] < LEADER_WATCH_S
 
 
 async def test_an_unreachable_store_is_logged_once_per_outage(rig: LeaderRig) -> None:

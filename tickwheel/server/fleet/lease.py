@@ -129,6 +129,8 @@ ANSWER_S = 0.2
 """Seconds from the end of the permission to deliver until clients are told, unless the store has
 confirmed the lease by then, as it does after a mere suspension of this process."""
 RENEWALS_PER_TTL = 4
+RENEW_S_MAX = 3.0
+"""Maximum seconds between renewals, on which ``contract.LEADER_WATCH_S`` relies."""
 MARGIN_PART = 6
 """The permission to deliver ends before the lease, by 1/6 of the lease's time to live."""
 LOG_AGAIN_MS = 60_000
@@ -485,7 +487,7 @@ class Leadership:
     async def hold(self, on_regained: Callable[[], None]) -> None:
         """Renew the lease, forever. Raise Deposed if another daemon may lead. ``on_regained`` is
         called when a lost lease or connection is restored: the store may have lost data."""
-        pause_s = self._ttl_ms / 1000 / RENEWALS_PER_TTL
+        pause_s = min(RENEW_S_MAX, self._ttl_ms / 1000 / RENEWALS_PER_TTL)
         is_lost, connections = False, self._election.connections
         while True:
             await asyncio.sleep(pause_s if not self._trouble else TROUBLE_RETRY_S)
