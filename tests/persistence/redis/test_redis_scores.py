@@ -105,6 +105,34 @@ async def test_more_topics_than_numbers(make: Make, query: str) -> None:
 
 @MIRRORS
 @pytest.mark.usefixtures("two_numbers")
+async def test_a_task_that_ends_before_its_record_is_read_is_left_out(
+    make: Make, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, query: str
+) -> None:
+    """A batch has ended it, whose answer is on its way."""
+    subject = make(query)
+    await subject.open()
+    rows = rows_of("abcd", 100)
+    await subject.commit(Effects(enqueued=rows))
+    await subject.reopen()
+    await subject.store.recover_small()
+    heads, gone = recovery.Recovering._heads, list[int]()
+
+    async def end_one(self: Any, ids: Sequence[int], *, waits: bool) -> Any:
+        if waits and not gone:
+            gone.append(ids[0])
+            redis_server.call("HDEL", f"{S}:task", b"%019d" % ids[0])
+            redis_server.call("ZREM", f"{S}:store", b"%019d" % ids[0])
+        return await heads(self, ids, waits=waits)
+
+    monkeypatch.setattr(recovery.Recovering, "_heads", end_one)
+    ids = [task_id for chunk in await subject.handles(10) for task_id in chunk.ids]
+    assert sorted(ids) == sorted(rows.keys() - {*gone})
+    assert len(gone) == 1
+    await subject.keys()
+
+
+@MIRRORS
+@pytest.mark.usefixtures("two_numbers")
 async def test_a_topic_with_two_numbers(make: Make, query: str) -> None:
     """It had no task for a while. None of its numbers is given away before all tasks are known."""
     subject = make(query)

@@ -277,10 +277,14 @@ class Recovering:
         codes.update(page_codes)
         unnamed = [index for index, topic in enumerate(topics) if topic is None]
         heads: dict[int, _Head] = {}
+        missing = set[int]()
         if unnamed:
             heads = await self._heads([ids[index] for index in unnamed], waits=waits)
+            missing = {ids[index] for index in unnamed} - heads.keys()
+        if missing:  # a batch has ended them, which may still wait for its answer
+            await self._check_ended(sorted(missing), waits=waits)
         reads_all = self._mirror.keeps_records and not self._mirror.complete
-        created, ended = filling.created, filling.take().ended
+        created, ended = filling.created, filling.take().ended | missing
         excluded = created | ended if ended else created
         for index in unnamed:
             task_id = ids[index]
@@ -288,8 +292,6 @@ class Recovering:
                 dues_ms[index], topics[index], key = head
                 if key is not None and not reads_all:
                     self._unread.append(task_id)
-            elif task_id not in excluded:
-                raise self._damaged(task_id)
         if not reads_all and any(code & 1 for code in codes):
             pairs = zip(ids, page_codes, strict=True)
             self._unread.extend([task_id for task_id, code in pairs if code & 1 and code > 1])
@@ -340,14 +342,15 @@ class Recovering:
             self._mirror.fill(filling.take().newer, found_ids, found)
             filling.ask()
             if len(found) < len(records):
-                await self._check_ended(sorted(set(part).difference(found_ids)))
+                await self._check_ended(sorted(set(part).difference(found_ids)), waits=True)
             yield decode_heads(found)
 
-    async def _check_ended(self, ids: Sequence[int]) -> None:
+    async def _check_ended(self, ids: Sequence[int], *, waits: bool) -> None:
         """Raise StoreBroken if one of these tasks, which have no record, is in the StoreQueue."""
         key = self._keys.named["store"]
         read = partial(self._read_client.checked, "ZMSCORE", key, packed_ids(ids))
-        for task_id, score in zip(ids, await self._patient(read), strict=True):
+        scores = await (self._patient(read) if waits else read())
+        for task_id, score in zip(ids, scores, strict=True):
             if score is not None:
                 raise self._damaged(task_id)
 
