@@ -11,6 +11,7 @@ local shards = redis.call('HGET', ROUTE, 'shards')
 if shards ~= ARGV[1] then return {shards} end
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('HSETNX', ROUTE, 'version', time[1])  -- above the versions of a registry that was lost
 local ends = redis.call('HGETALL', UNTIL)
 for i = 1, #ends, 2 do
   if tonumber(ends[i + 1]) <= now_ms then
@@ -39,6 +40,6 @@ elseif is_mine then
     end
   end
 end
-return {shards, now_ms, is_mine and 1 or 0, redis.call('HGET', ROUTE, 'version') or '0',
+return {shards, now_ms, is_mine and 1 or 0, redis.call('HGET', ROUTE, 'version'),
   redis.call('HGETALL', NODES), redis.call('HGETALL', UNTIL),
   redis.call('HGETALL', PLACED), redis.call('HGETALL', DRAINED)}
