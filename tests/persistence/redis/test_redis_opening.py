@@ -16,7 +16,7 @@ from support.redis_server import RedisServer
 from support.store_rows import tasks
 from support.waiting import comes
 from tickwheel.persistence import open_url, without_secrets
-from tickwheel.persistence.contract import StoreUnusable
+from tickwheel.persistence.contract import Standby, StoreUnusable
 from tickwheel.persistence.redis import RedisOptions, RedisStore, options_from
 from tickwheel.persistence.redis.store import RedisElection
 
@@ -161,6 +161,17 @@ class TestAServerThatCannotBeUsed:
             await _refused(_store(clean_redis), "replica of 127.0.0.1:1; name the primary")
         finally:
             clean_redis.call("REPLICAOF", "NO", "ONE")
+
+    async def test_standbys_from_before_a_restart_are_forgotten(
+        self, clean_redis: RedisServer
+    ) -> None:
+        """Their times are those of a server that had run for longer."""
+        clean_redis.call("ZADD", f"{S}:standbys", 1 << 40, "old|tcp://old:1|0|")
+        election = RedisElection(options_from(clean_redis.url()), 3_000)
+        await election.look(Standby("me", "tcp://me:1", "", 0))
+        assert [standby.node for standby in election.standbys] == ["me"]
+        assert clean_redis.call("ZCARD", f"{S}:standbys") == b":1\r\n"
+        await election.close()
 
     async def test_a_loading_server_is_waited_for(
         self, redis_server: RedisServer, caplog: pytest.LogCaptureFixture

@@ -6,6 +6,9 @@ local role = string.match(replication, 'role:(%a+)')
 local promoted = string.match(replication, 'second_repl_offset:%d') and 1 or 0
 local left_ms = redis.call('PTTL', LEADER)
 if ARGV[2] ~= '' then
+  -- Entries from before a restart of the server would count again at the same uptime.
+  local old = redis.pcall('ZRANGE', STANDBYS, '(' .. UP_S, '+inf', 'BYSCORE', 'LIMIT', 0, 64)
+  if not old.err and #old > 0 then redis.pcall('ZREM', STANDBYS, unpack(old)) end
   redis.pcall('ZADD', STANDBYS, UP_S, ARGV[2])
   redis.pcall('PEXPIRE', STANDBYS, ARGV[1] + 1000)
 end
