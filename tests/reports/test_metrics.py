@@ -288,6 +288,34 @@ def test_a_task_missing_in_a_group_is_unfinished(spark: SparkSession) -> None:
     result.unpersist()
 
 
+def test_a_retry_is_expected_when_it_was_rescheduled_to(spark: SparkSession) -> None:
+    """Later, at once, and in a group that has not had it: the event names no group."""
+    made: list[dict[str, Any]] = []
+
+    def add(task: int, at: int, event: str, **more: Any) -> None:
+        made.append({"task_id": task, "time_ms": T0 + at, "event": event, **more})
+
+    later, soon = T0 + 9 * HOUR, T0 + 2_000
+    for task, next_ms, moved_ms in ((1, soon, later), (2, later, soon), (3, None, later)):
+        add(task, 1, "enqueued", due_ms=T0 + 100)
+        add(task, 100, "delivered", group="g", attempt=1, due_ms=T0 + 100)
+        if next_ms is None:
+            add(task, 200, "acked", group="g", attempt=1, ended=False)
+        else:
+            add(task, 200, "nacked", group="g", attempt=1, due_ms=next_ms)
+        add(task, 300, "rescheduled", due_ms=moved_ms)
+    unfinished = rollups.advance(events(spark, *made), None).drop("closed")
+    names = ("task_id", "group", "state", "expected_ms")
+    assert rows(metrics.stuck(unfinished, T0 + 2 * HOUR, HOUR), *names) == [
+        (2, "g", "waits for its retry", soon)
+    ]
+    assert sorted(rows(metrics.stuck(unfinished, T0 + 11 * HOUR, HOUR), *names)) == [
+        (1, "g", "waits for its retry", later),
+        (2, "g", "waits for its retry", soon),
+        (3, "", metrics.OWED, later),
+    ]
+
+
 def test_journeys_do_not_depend_on_the_order_of_runs(spark: SparkSession) -> None:
     whole = journey_events(spark)
     late, early = whole.filter("time_ms % 2 = 0"), whole.filter("time_ms % 2 = 1")

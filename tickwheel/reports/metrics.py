@@ -427,9 +427,13 @@ def stuck(unfinished: DataFrame, horizon_ms: int, after_ms: int) -> DataFrame:
     never delivered to another group.
 
     Dead letters are not stuck: they wait for people, and are counted as dead. Tasks that wait for a
-    retry or were delivered recently are not stuck, because their next step is not overdue.
+    retry or were delivered recently are not stuck, because their next step is not overdue. A change
+    of the due time, which is an event of group ``""``, moves the next step in every group.
     """
     c = F.col
+    moved = F.max(F.when(c("group") == "", F.struct("last_code", "due_ms"))).over(
+        Window.partitionBy("task_id")
+    )
     event = last_event(c("last_code"))
     unseen = c("group").isNull() | (c("group") == "")
     owed = c("owed") & c("lead")
@@ -438,10 +442,14 @@ def stuck(unfinished: DataFrame, horizon_ms: int, after_ms: int) -> DataFrame:
     due = F.greatest(
         "due_ms", F.when(unseen, c("planned_ms")), F.when(~unseen, last_ms(c("last_code")))
     )
-    candidates = unfinished.filter(c("ended_ms").isNull() | owed).withColumns(
+    moved_ms = F.when(c("moved.last_code") > c("last_code"), c("moved.due_ms"))
+    with_moves = unfinished.withColumn("moved", moved).filter(c("ended_ms").isNull() | owed)
+    candidates = with_moves.withColumns(
         {
             "state": F.when(owed, OWED).when(unseen, NEVER).otherwise(F.element_at(names, event)),
-            "expected_ms": F.when(owed, c("left_ms")).otherwise(due),
+            "expected_ms": F.when(owed, F.greatest("left_ms", "moved.due_ms")).otherwise(
+                F.coalesce(moved_ms, due)
+            ),
             "event": event,
             "unseen": unseen,
         }
