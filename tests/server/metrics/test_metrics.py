@@ -204,6 +204,32 @@ async def test_counters_continue_over_tenures() -> None:
     assert again["tickwheel_leases_over_total", ()] == 2
 
 
+async def test_what_was_deleted_between_two_tenures_has_no_series() -> None:
+    exposition = Exposition(make_daemon(metrics_topics_max=2))
+    first = make_core()
+    add_group(first, "old", "g", delivered=7)
+    add_group(first, "t", "g", delivered=3)
+    first.totals.leases_over = 2
+    exposition.attach(first)
+    exposition.detach(first)
+    exposition._observed.lateness.note("old", [3])
+    assert (await samples(exposition))["tickwheel_delivered_total", ("old", "g")] == 7
+
+    second = make_core()
+    add_group(second, "t", "g", delivered=1)
+    exposition.attach(second)
+    again = await samples(exposition)
+    assert not [key for key in again if "old" in key[1]]
+    assert again["tickwheel_delivered_total", ("t", "g")] == 4
+    assert again["tickwheel_leases_over_total", ()] == 2
+    assert "old" not in exposition._observed.lateness.by_topic
+    # A topic of its name begins anew, and finds room.
+    add_group(second, "old", "g", delivered=1)
+    assert (await samples(exposition))["tickwheel_delivered_total", ("old", "g")] == 1
+    exposition.detach(second)
+    assert (await samples(exposition))["tickwheel_leases_over_total", ()] == 2
+
+
 async def test_a_tenure_that_ends_during_a_scrape_is_counted_once() -> None:
     exposition = Exposition(make_daemon())
     core = make_core()

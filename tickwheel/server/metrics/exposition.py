@@ -75,7 +75,8 @@ class Exposition:
 
     def attach(self, core: Core) -> None:
         """Read this core from now on, because the daemon begins to lead."""
-        self._core = core
+        self._core, lateness = core, self._observed.lateness
+        lateness.forget(lateness.by_topic.keys() - core.topics.keys() - {OTHER})
 
     def detach(self, core: Core) -> None:
         """Keep the counts of this core, because the daemon has stopped leading."""
@@ -253,31 +254,36 @@ class Table(Generic[Subject]):
         self._found: tuple[set[Key], set[Key]] = (set(), set())
         self._others = (OTHER,) * len(labels)
         self._earlier: Values = {}
-        """The counters from earlier times when the daemon led."""
+        """The counters from earlier times when the daemon led, of labels that still exist."""
+        self._leads = False
         self._last_totals = [0.0] * len(table)
         """The counters of ``_other`` in the last scrape."""
         self._deleted_totals = [0.0] * len(table)
         """The counters that deleted series contribute to ``_other``."""
         self._values: dict[Key, list[float]] = {}
 
-    def begin(self) -> None:
+    def begin(self, *, leads: bool) -> None:
+        """Begin a walk. While the daemon leads, only labels that the walk reads have series."""
+        self._leads = leads
         self._found = (set(), set())
         self._values = {}
         for key, values in self._earlier.items():
-            pairs = zip(self.metrics, values, strict=True)
-            self._add(key, [value if metric.kind == "counter" else 0.0 for metric, value in pairs])
+            if not leads or key == self._others:
+                self._add(key, values)
 
     def read(self, key: Key, subject: Subject, moment: Moment) -> None:
         """Add the values of ``subject``."""
-        self._add(key, [metric.read(subject, moment) for metric in self.metrics])
+        values = [metric.read(subject, moment) for metric in self.metrics]
+        earlier = None if key == self._others else self._earlier.get(key)  # ``begin`` added those
+        self._add(key, values if earlier is None else self._merged(earlier, values))
+
+    def _merged(self, some: list[float], more: list[float]) -> list[float]:
+        return [m.merge(a, b) for m, a, b in zip(self.metrics, some, more, strict=True)]
 
     def _add(self, key: Key, values: list[float]) -> None:
         series = key if key == self._others or self._has_series(key) else self._others
-        earlier = self._values.get(series)
-        if earlier is not None:
-            pairs = zip(self.metrics, earlier, values, strict=True)
-            values = [metric.merge(a, b) for metric, a, b in pairs]
-        self._values[series] = values
+        sums = self._values.get(series)
+        self._values[series] = values if sums is None else self._merged(sums, values)
 
     def _has_series(self, key: Key) -> bool:
         """Return whether the labels have a separate series. New labels get one if there are not too
@@ -293,6 +299,9 @@ class Table(Generic[Subject]):
     def end(self) -> Values:
         # Series of labels that were deleted can be used for others.
         self._with_series, self._in_other = self._found
+        if self._leads:
+            found = self._with_series | self._in_other | {self._others}
+            self._earlier = {key: v for key, v in self._earlier.items() if key in found}
         values, self._values = self._values, {}
         others = values.get(self._others)
         if others is not None or any(self._last_totals):
@@ -313,7 +322,11 @@ class Table(Generic[Subject]):
 
     def keep_counters(self, values: Values) -> None:
         """Keep the counters when the daemon has stopped leading."""
-        self._earlier = values
+        is_counter = [metric.kind == "counter" for metric in self.metrics]
+        self._earlier = {
+            key: [value if counts else 0.0 for counts, value in zip(is_counter, row, strict=True)]
+            for key, row in values.items()
+        }
         self._last_totals = [0.0] * len(self.metrics)
         self._deleted_totals = [0.0] * len(self.metrics)
 
@@ -336,7 +349,7 @@ class Tables:
     def walk(self, core: Core | None, now_ms: int) -> Iterator[None]:
         """Read all values, a few in each step. ``core`` is None if the daemon does not lead."""
         for table in self._all:
-            table.begin()
+            table.begin(leads=core is not None)
         if core is None:
             return
         moment = Moment(now_ms, core)
