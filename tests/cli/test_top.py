@@ -30,6 +30,7 @@ from tickwheel.cli.top import (
     stats_topics_grid,
 )
 from tickwheel.client import Stats
+from tickwheel.client.merging import MERGED
 
 
 def frame_text(frame: Frame) -> str:
@@ -104,6 +105,18 @@ def test_a_restart_leaves_rates_unknown(after: dict[str, Any]) -> None:
     meter = Meter()
     meter.read(_stats(10.0, a=_topic(enqueued=5)))
     assert meter.read(after).rates["enqueued_per_s"] is None
+
+
+def test_a_restart_of_any_shard_leaves_rates_unknown() -> None:
+    meter, stats = Meter(), MERGED["stats"]
+    shards = [_stats(10.0, a=_topic(enqueued=5)), _stats(10.0, a=_topic(enqueued=500))]
+    meter.read(stats(shards, {}))
+    shards = [_stats(13.0, a=_topic(enqueued=6)), _stats(0.5, a=_topic(enqueued=1))]
+    frame = meter.read(stats(shards, {}))
+    assert frame.fields()["uptime_s"] == 0.5
+    assert frame.rates["enqueued_per_s"] is None
+    shards = [_stats(14.0, a=_topic(enqueued=7)), _stats(1.5, a=_topic(enqueued=4))]
+    assert meter.read(stats(shards, {})).rates["enqueued_per_s"] == 4.0
 
 
 def _order(frame: Frame) -> list[str]:

@@ -80,6 +80,7 @@ MOST = frozenset((
 percentiles cannot be added."""
 LEAST = frozenset((
     "store_ok", "share", "first_ms", "from_ms", "unused_ms", "exact", "made_ms", "paused_ms",
+    "uptime_s",
 ))  # fmt: skip
 """Fields with the minimum over all shards."""
 NESTED = frozenset(("transactions", "lateness", "replay"))
