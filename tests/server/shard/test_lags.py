@@ -12,8 +12,9 @@ import pytest
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS, Peer
 from tickwheel.api.frames import FrameType as T
+from tickwheel.server.metrics.observed import Lateness
 from tickwheel.server.shard import background
-from tickwheel.server.shard.background import SAMPLE_S, SAMPLES, Lags
+from tickwheel.server.shard.background import RECENT_SAMPLES, SAMPLE_S, SAMPLES, Lags
 
 STEP_MS = SAMPLE_S * 1000
 HOUR = SAMPLES
@@ -26,7 +27,8 @@ class Watched:
     def __init__(self, daemon: InProcess) -> None:
         self.daemon = daemon
         self.peer: Peer = daemon.connect()
-        self.lags = Lags(daemon.shard.core, daemon.shard.clock)
+        self.lateness = Lateness()
+        self.lags = Lags(daemon.shard.core, daemon.shard.clock, self.lateness)
 
     async def group(self, name: str) -> None:
         assert (await self.peer.call(T.GROUP_CREATE, "t", name, None))[0] == T.OK
@@ -149,3 +151,17 @@ async def test_a_sample_is_seen_when_it_is_whole(
     assert [watched.of(name) for name in "ab"] == before
     await looking
     assert watched.of("a") != before[0]
+
+
+async def test_lateness_is_recent_for_a_minute(watched: Watched) -> None:
+    """However seldom somebody asks: what was late an hour ago is not late now."""
+    assert watched.lags.recent_lateness()["recent_count"] == 0
+    await watched.look()
+    watched.lateness.note("t", [500, 500])
+    recent = watched.lags.recent_lateness()
+    assert (recent["recent_count"], recent["recent_p99_ms"]) == (2, 500)
+    await watched.look(RECENT_SAMPLES - 1)
+    assert watched.lags.recent_lateness()["recent_count"] == 2
+    await watched.look()
+    assert set(watched.lags.recent_lateness().values()) == {0}
+    assert watched.lateness.summary()["p99_ms"] == 500

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.topics import Group, Replay, Topic
     from tickwheel.model.kinds import ProgressKey
     from tickwheel.model.records import TaskSnapshot
+    from tickwheel.server.metrics.observed import Lateness
     from tickwheel.server.shard.parts import Parts
 
 CHUNK = 500
@@ -75,7 +76,7 @@ class Upkeep:
         self._drains: dict[Group, asyncio.Task[None]] = {}
         self._retention_ms = int(parts.settings.dead_retention_s * 1000)
         self.unused = UnusedGroups(parts, self.end_group)
-        self.lags = Lags(parts.core, parts.clock)
+        self.lags = Lags(parts.core, parts.clock, parts.observed.lateness)
 
     def start(self) -> None:
         """Continue the deletions that were running when the daemon last ended."""
@@ -377,6 +378,8 @@ SAMPLE_S: Final = 10
 SAMPLES: Final = 360
 GROUPS_KEPT_MAX: Final = 1_000
 SAMPLED_AT_A_TIME: Final = 100
+RECENT_SAMPLES: Final = 6
+"""Samples in which lateness counts as recent: about a minute."""
 READY_SHOWN_MAX: Final = 2**32 - 1
 """Maximum backlog that is displayed. Larger ones are displayed as this number."""
 _SLOTS: Final = SAMPLES + 1
@@ -404,11 +407,13 @@ class _Samples:
 
 
 class Lags:
-    """Samples the lag of all groups while ``run`` is active."""
+    """Samples the lag of all groups, and the lateness of deliveries, while ``run`` is active."""
 
-    def __init__(self, core: Core, clock: Clock) -> None:
+    def __init__(self, core: Core, clock: Clock, lateness: Lateness) -> None:
         self._core = core
         self._clock = clock
+        self._lateness = lateness
+        self._late_counts: deque[list[int]] = deque(maxlen=RECENT_SAMPLES)
         self._taken_ms: deque[int] = deque(maxlen=SAMPLES)
         self._number = 0
         """The number of the newest complete sample; numbers begin with 1."""
@@ -425,6 +430,7 @@ class Lags:
     async def look(self) -> None:
         """Take a sample of every group."""
         now, number = self._clock.read(), self._number + 1
+        self._late_counts.append(self._lateness.counts)
         examined = 0
         room = GROUPS_KEPT_MAX - len(self._samples)
         kept: dict[Group, _Samples] = {}
@@ -447,6 +453,17 @@ class Lags:
                 kept[group] = samples
         self._samples, self._number = kept, number
         self._taken_ms.append(now.now_ms)
+
+    def recent_lateness(self) -> dict[str, int]:
+        """Return the lateness of deliveries in about the last minute."""
+        counts = self._lateness.counts
+        earlier = self._late_counts[0] if self._late_counts else counts
+        recent = [count - before for count, before in zip(counts, earlier, strict=True)]
+        return {
+            "recent_p50_ms": self._lateness.percentile_ms(0.50, recent),
+            "recent_p99_ms": self._lateness.percentile_ms(0.99, recent),
+            "recent_count": sum(recent),
+        }
 
     def of(self, group: Group) -> dict[str, Any]:
         """Return the group's samples, oldest first, as the answer contains them."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 from base64 import b64decode
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -67,8 +66,6 @@ DISK_MARGIN: Final = 0.05
 """Disk usage is reported from this distance below ``disk_refuse`` on."""
 REASON_LENGTH: Final = 80
 """Number of characters of the last failure's reason that are shown."""
-MARK_MS, MARKS_MAX = 10_000, 6
-"""Milliseconds between records of lateness, and the number that is kept, for about a minute."""
 REPORT_BYTES_MAX: Final = 64 * 1024 * 1024
 _LEVELS = ("error", "warning", "note")
 
@@ -98,7 +95,6 @@ class Watching:
     def __post_init__(self) -> None:
         self._last_overview: dict[str, Any] | None = None
         self._overview_mono_ms = 0
-        self._lateness_records: deque[tuple[int, list[int]]] = deque(maxlen=MARKS_MAX)
 
     # --- the daemon itself -----------------------------------------------------------------------
 
@@ -130,7 +126,7 @@ class Watching:
         troubles += list(_daemon_troubles(parts, status))
         troubles += list(_peer_troubles(parts, status))
         troubles += list(_target_troubles(parts))
-        lateness = parts.observed.lateness.summary() | self._recent(now)
+        lateness = parts.observed.lateness.summary() | self._lags.recent_lateness()
         if lateness["recent_p99_ms"] > LATE_MS:
             late = _duration(_at_least_ms(lateness["recent_p99_ms"]))
             text = f"Deliveries are late: in the last minute 1 in 100 was at least {late} late"
@@ -233,22 +229,6 @@ class Watching:
             "next": following,
             "exact": exact,
             "later": max(0, len(wheel) - sum(counts.values())),
-        }
-
-    def _recent(self, now: Now) -> dict[str, int]:
-        """Return the lateness of deliveries in about the last minute, since the oldest record. Only
-        overviews create records."""
-        lateness, records = self._parts.observed.lateness, self._lateness_records
-        counts = lateness.counts
-        if not records:
-            records.append((now.mono_ms, counts))
-        recent = [count - before for count, before in zip(counts, records[0][1], strict=True)]
-        if now.mono_ms - records[-1][0] >= MARK_MS:
-            records.append((now.mono_ms, counts))
-        return {
-            "recent_p50_ms": lateness.percentile_ms(0.50, recent),
-            "recent_p99_ms": lateness.percentile_ms(0.99, recent),
-            "recent_count": sum(recent),
         }
 
     # --- counts ----------------------------------------------------------------------------------
