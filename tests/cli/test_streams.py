@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 import subprocess
 import sys
@@ -19,9 +20,9 @@ from tickwheel.cli.call import Call
 from tickwheel.cli.enqueue import BadLine, read_tasks
 from tickwheel.cli.output import Output
 from tickwheel.cli.tasks import follow_bulk
-from tickwheel.client import Receipt, encodings
+from tickwheel.client import Partly, Receipt, encodings
 from tickwheel.demo.demonstration import Demo
-from tickwheel.errors import BadRequest, LimitExceeded
+from tickwheel.errors import BadRequest, LimitExceeded, OutcomeUnknown, Overloaded
 
 EVERY_COMMAND = """
 import json, os, sys
@@ -157,6 +158,24 @@ async def test_an_interrupted_file_of_tasks_says_how_to_go_on(
     answer = capsys.readouterr().err
     assert "2 tasks are stored, up to line 2; the tasks of the next 2 lines may be" in answer
     assert "(tail -n +3 FILE) | the same command with --from -" in answer
+
+
+async def test_the_stored_part_of_a_chunk_that_failed_is_reported(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = io.BytesIO(b'{"topic":"t","body":"a"}\n' * 4)
+    ends = [Receipt(7, 0, "stored"), Overloaded("full"), OutcomeUnknown("?"), Receipt(9, 0, "kept")]
+
+    class Asked:
+        async def enqueue_many(self, tasks: Any) -> Any:
+            raise Partly("2 of 4 tasks were stored", ends)
+
+    call = Call("tcp://127.0.0.1:1", None, Output(as_json=True))
+    with pytest.raises(Partly):
+        await enqueue._send(call, cast("Any", Asked()), lines, {}, lambda **_: None)
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["id"] for line in out.splitlines()] == ["7", "9"]
+    assert "2 tasks were enqueued before this error; 1 more may be stored" in err
 
 
 def test_an_interrupted_demo_ends_with_the_exit_code_of_every_command(

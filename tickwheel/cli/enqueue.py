@@ -63,7 +63,8 @@ from tickwheel.cli.output import (
     text_columns,
     time_facts,
 )
-from tickwheel.client import Client, Receipt, Task, TransactionInfo
+from tickwheel.client import Client, Partly, Receipt, Task, TransactionInfo
+from tickwheel.client.producer import is_certain
 from tickwheel.client.tasks import TaskChecker
 from tickwheel.errors import BadRequest, LimitExceeded, TickwheelError, shown
 from tickwheel.model.policies import DURATION_MS_MAX
@@ -214,8 +215,9 @@ async def _send(
     call: Call, client: Client, lines: BinaryIO, defaults: Defaults, update: Callable[..., None],
     read_all: ReadTasks | None = None,
 ) -> None:  # fmt: skip
-    """Send tasks in chunks. Tasks confirmed before an error are stored and counted. After an
-    interruption the chunk in flight is counted as well, if it is answered soon."""
+    """Send tasks in chunks. Tasks confirmed before an error are stored and counted, also those of
+    the chunk with the error. After an interruption the chunk in flight is counted as well, if it is
+    answered soon."""
     sent = lines_read = 0
     began = time.monotonic()
     counted = _Counted(lines)
@@ -235,8 +237,13 @@ async def _send(
             if call.out.as_json:
                 for (task, _), receipt in zip(chunk, receipts, strict=True):
                     call.out.record(_receipt_fields(task.topic, receipt))
-    except TickwheelError:
-        call.out.remark(f"{sent} tasks were enqueued before this error")
+    except TickwheelError as error:
+        stored, unknown = ([], 0) if sending is None else _parts_of(chunk, error)
+        maybe = f"; {unknown} more may be stored" if unknown else ""
+        call.out.remark(f"{sent + len(stored)} tasks were enqueued before this error{maybe}")
+        if call.out.as_json:
+            for task, receipt in stored:
+                call.out.record(_receipt_fields(task.topic, receipt))
         raise
     except BaseException:  # interrupted, or the reader of the output has gone
         if sending is not None:
@@ -258,6 +265,16 @@ async def _send(
 def _next_chunk(tasks: Iterator[tuple[Task, int]]) -> list[tuple[Task, int]]:
     with interruptible():
         return list(itertools.islice(tasks, CHUNK_TASKS))
+
+
+def _parts_of(
+    chunk: Sequence[tuple[Task, int]], error: TickwheelError
+) -> tuple[list[tuple[Task, Receipt]], int]:
+    """Return the stored tasks of a chunk that failed, and how many others may be stored."""
+    ends = error.receipts if isinstance(error, Partly) else [error] * len(chunk)
+    pairs = [(task, end) for (task, _), end in zip(chunk, ends, strict=True)]
+    unknown = [end for end in ends if isinstance(end, TickwheelError) and not is_certain(end)]
+    return [(task, end) for task, end in pairs if isinstance(end, Receipt)], len(unknown)
 
 
 LAST_CHUNK_S = 5.0
