@@ -20,8 +20,10 @@ from tickwheel.model.kinds import Effects
 from tickwheel.model.lateness import Cause
 from tickwheel.model.records import NO_PAST, TaskOptions, TaskRow
 from tickwheel.server import tracing as module
-from tickwheel.server.metrics.exposition import Exposition, Family
-from tickwheel.server.metrics.otlp import OtlpMetrics
+from tickwheel.server.daemon import Daemon
+from tickwheel.server.logs import configure
+from tickwheel.server.metrics.exposition import Exposition, Family, HistogramState
+from tickwheel.server.metrics.otlp import OtlpMetrics, metric_of
 from tickwheel.server.settings import Settings, load
 from tickwheel.server.tracing import LINKS_MAX, Exports, Tracing, headers_of
 
@@ -179,6 +181,25 @@ async def test_a_failed_metrics_read_is_repeated(rig: TracingRig) -> None:
     assert rig.events == [
         ("otlp_failed", f"{NOWHERE} did not accept metrics: ValueError('no such series')")
     ]
+
+
+async def test_the_metrics_of_several_shards_have_the_label_shard() -> None:
+    """Otherwise a collector takes their series for one, and its counters jump."""
+    histogram = HistogramState(("1.0", "+Inf"), [1, 2], 3.0)
+    families = [
+        Family("tickwheel_ready_tasks", "gauge", "Due.", ("topic",), [("t",)], [""], [5]),
+        Family("tickwheel_acked_total", "counter", "Acked.", ("topic",), [("t",)], [""], [5]),
+        Family("tickwheel_wait", "histogram", "Waits.", ("topic",), [("t",)], [""], [histogram]),
+    ]
+    for route, more in (("", {}), ("tcp://a:1,tcp://b:2", {"shard": "1"})):
+        own: dict[str, Any] = {"shard": int(bool(route)), "route": route, "trace_sample": 0}
+        settings = Settings(store="memory:", otlp_endpoint=NOWHERE, **own)
+        daemon = Daemon(settings, configure("console", "error"), is_embedded=True)
+        daemon.roles._begin_tracing()
+        assert daemon.roles.exports is not None
+        for family in families:
+            [point] = metric_of(family, 0, 1, daemon.roles.exports.labels).data.data_points
+            assert point.attributes == {"topic": "t", **more}
 
 
 # --- settings ------------------------------------------------------------------------------------

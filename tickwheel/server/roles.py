@@ -226,7 +226,9 @@ class Roles:
             return
         from tickwheel.server.tracing import Exports, Tracing
 
-        self.exports = Exports(settings, self.on_event)
+        config = self._engine_config
+        shard = config.shard if config.shards > 1 else None
+        self.exports = Exports(settings, self.on_event, shard)
         if self._has_process:
             self.exports.listen()
         if settings.trace_sample > 0:

@@ -90,9 +90,14 @@ class CommitNote(NamedTuple):
 class Exports:
     """Counts exports, and logs their failures. Threads report to the thread of the event loop."""
 
-    def __init__(self, settings: Settings, on_event: Callable[[str, str], None]) -> None:
-        """Raise BadRequest if the headers file is invalid."""
+    def __init__(
+        self, settings: Settings, on_event: Callable[[str, str], None], shard: int | None = None
+    ) -> None:
+        """``shard`` is the daemon's shard if there are several, which share the resource. Raise
+        BadRequest if the headers file is invalid."""
         self.url = (settings.otlp_endpoint or "").rstrip("/")
+        self.labels = {} if shard is None else {"shard": str(shard)}
+        """The labels that all metrics have in addition."""
         self.headers = headers_of(settings.otlp_headers_file)
         self.resource = Resource.create(
             {

@@ -8,7 +8,7 @@ Counters count from the start of the process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +87,7 @@ class OtlpMetrics:
         try:
             scope = ScopeMetrics(
                 InstrumentationScope("tickwheel.daemon", __version__),
-                [metric_of(family, self._began_ms, now_ms) for family in families],
+                [metric_of(f, self._began_ms, now_ms, self._exports.labels) for f in families],
                 schema_url="",
             )
             resource = ResourceMetrics(self._exports.resource, [scope], schema_url="")
@@ -98,10 +98,11 @@ class OtlpMetrics:
         self._exports.note_export("metrics", 0, sent=sent, reason=reason)
 
 
-def metric_of(family: Family, began_ms: int, now_ms: int) -> Metric:
-    """Convert a metric, which was read at ``now_ms``, to OTLP. Counters began at ``began_ms``."""
+def metric_of(family: Family, began_ms: int, now_ms: int, more: Mapping[str, str]) -> Metric:
+    """Convert a metric, which was read at ``now_ms``, to OTLP. Counters began at ``began_ms``.
+    ``more`` are further labels."""
     times = (began_ms * 1_000_000, now_ms * 1_000_000)
-    labels = [dict(zip(family.labels, key, strict=True)) for key in family.keys]
+    labels = [{**more, **dict(zip(family.labels, key, strict=True))} for key in family.keys]
     data: Sum | Gauge | Histogram
     if family.kind == "histogram":
         data = Histogram(list(_histograms(labels, family.values, *times)), CUMULATIVE)
