@@ -337,12 +337,13 @@ def _reason_of_key(core: Core, group: Group, row: TaskRow) -> Reason | None:
             continue
         option = "--key" if paused.fair_by is None else "--value"
         noun = "Order key" if paused.fair_by is None else f"The {paused.fair_by}"
-        text = paused.value if isinstance(paused.value, str) else repr(paused.value)
+        is_text = isinstance(paused.value, str)
+        text = str(paused.value) if is_text else repr(paused.value).lower()  # true, not True
         return Reason(
             Explained.KEY_PAUSED,
             f"{noun} {_short(text)} has been paused in {of} since {shown_time(paused.since_ms)}.",
             f"tickwheel groups resume-key {group.topic.name} {group.name} {option}"
-            f" {shlex.quote(text)}",
+            f" {shlex.quote(text if is_text else f':={text}')}",
         )
     if not order:
         return None
@@ -393,12 +394,13 @@ def _reason_of_absence(core: Core, group: Group, context: ExplainContext) -> Rea
     if group.subscribers:
         return None
     is_backlog = group is topic.default_backlog
-    if not is_backlog and (topic.name, group.name) in core.targets:
+    target = None if is_backlog else core.targets.get((topic.name, group.name))
+    if target is not None:
         return Reason(
             Explained.ENDPOINT,
             f"The tasks of group {group.name} of topic {topic.name} are sent to another system, but"
             " no process sends at the moment.",
-            f"tickwheel push list --topic {topic.name}",
+            f"tickwheel {target.kind} list {topic.name}",
         )
     absence = (
         f"Topic {topic.name} has no group, so due tasks wait for the first subscriber"
@@ -515,13 +517,15 @@ def _reason_of_credit(core: Core, group: Group) -> Reason | None:
     if any(subscriber.credit > 0 for subscriber in group.able):
         return None
     topic, sample = group.topic.name, list(islice(group.subscribers, EXAMINED_MAX))
-    if (topic, group.name) in core.targets:
+    target = core.targets.get((topic, group.name))
+    if target is not None:
+        log = f"tickwheel push log {topic} {group.name}"
         return Reason(
             Explained.ENDPOINT,
             f"The tasks of group {group.name} of topic {topic} are sent to another system, which is"
             f" slow or unreachable; {_plural(len(group.flight), 'task waits', 'tasks wait')} for"
             " its answer.",
-            f"tickwheel push log {topic} {group.name}",
+            log if target.kind == "push" else f"tickwheel forward list {topic}",
         )
     sample.sort(key=lambda subscriber: -subscriber.in_flight)
     named = "; ".join(map(_consumer, sample[:NAMED_MAX]))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from server.shard.test_filters import put
 from server.shard.test_lining import HOLD, fail, later, pull
@@ -17,8 +19,10 @@ from support.sender import FakeSender
 from support.shard_rig import NOW_MS, Peer
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.tasks import EXPLAINED
+from tickwheel.cli.app import app
 from tickwheel.client.merging import ENDED, NOWHERE
 from tickwheel.engine.explanation import ExplainContext, Explained, Reason, explain
+from tickwheel.model.kinds import TargetRow
 from tickwheel.model.records import ID_STEP, TaskSnapshot
 from tickwheel.server.shard.operations import Operations
 from tickwheel.server.shard.tasks import Explaining
@@ -86,7 +90,7 @@ async def of_a_paused_value(daemon: InProcess, peer: Peer) -> Wanted:
     [task] = await put(daemon, peer, {"properties": {"shop": 7}})
     return {
         "id": task,
-        "command": "resume-key t g --value 7",
+        "command": "resume-key t g --value :=7",
         "detail": "The shop 7 has been paused",
     }
 
@@ -160,7 +164,17 @@ async def of_a_group_that_is_sent_elsewhere(daemon: InProcess, peer: Peer) -> Wa
     daemon.daemon.outbound, daemon.shard.outbound = None, FakeSender()
     await peer.do(T.PUSH_SET, "t", "g", *PUSH)
     [task] = await put(daemon, peer, {})
-    return {"id": task, "group": "g", "command": "tickwheel push list --topic t"}
+    return {"id": task, "group": "g", "command": "tickwheel push list t"}
+
+
+@scene("endpoint")
+async def of_a_slow_broker(daemon: InProcess, peer: Peer) -> Wanted:
+    await peer.do(T.SUBSCRIBE, 1, "t", "g", 1, None)
+    _, task = await put(daemon, peer, {}, {})
+    row = TargetRow("t", "g", "forward", "redis://8.8.8.8/0", (), (), 0, "")
+    daemon.shard.engine.grouping.set_target(row)
+    await daemon.settle()
+    return {"id": task, "group": "g", "command": "tickwheel forward list t"}
 
 
 @scene("slow_consumers")
@@ -497,6 +511,15 @@ async def of_a_group_that_is_being_deleted(daemon: InProcess, peer: Peer) -> Wan
 # --- all of them ---------------------------------------------------------------------------------
 
 
+def parse_command(line: str) -> None:
+    """Fail if the command line does not know the command, its arguments or its options."""
+    here: Any = get_command(app)
+    _, *words = shlex.split(line)
+    while hasattr(here, "commands"):
+        here = here.commands[words.pop(0)]
+    here.make_context(line, words)
+
+
 @pytest.mark.parametrize(
     ("cause", "play"), [(cause, play) for cause, plays in SCENES.items() for play in plays]
 )
@@ -514,6 +537,8 @@ async def test_a_task_is_explained(daemon: InProcess, cause: str, play: Scene) -
         is_part = isinstance(value, str) and name in ("detail", "command")
         assert value in result[name] if is_part else result[name] == value, (name, result)
     assert re.fullmatch(r"[A-Z0-9].+[.?]", result["detail"])
+    if (command := result["command"]) and command.startswith("tickwheel"):
+        parse_command(command.replace("each N", "each 1"))
 
 
 def test_every_cause_is_brought_about_and_documented() -> None:
