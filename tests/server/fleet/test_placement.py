@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections import Counter
 from dataclasses import replace
 from random import Random
@@ -11,14 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.persistence.contract import Claim, NodeRecord, NodesSeen
+from tickwheel.server.fleet import registrar
+from tickwheel.server.fleet.board import Board, Bulletin, Node
 from tickwheel.server.fleet.registrar import (
     HANDOVERS_MAX,
+    Registrar,
     bound_of,
     decide,
     eligible,
     leaders,
     place,
 )
+from tickwheel.server.logs import configure
+from tickwheel.server.settings import Settings
 
 names = st.text("abcdefgh0123", min_size=1, max_size=6)
 capacities = st.dictionaries(names, st.sampled_from((0.5, 1.0, 2.0, 8.0)), min_size=1, max_size=9)
@@ -231,3 +238,35 @@ def test_a_join_moves_about_the_new_nodes_share(shards: int) -> None:
         after = place(shards, dict.fromkeys([*nodes, f"{run}-new"], 1.0), {})
         moved.append(sum(before[shard] != after[shard] for shard in before))
     assert sum(moved) / len(moved) < 1.3 * shards / 5
+
+
+# --- the registrar -------------------------------------------------------------------------------
+
+
+async def test_a_node_whose_name_another_has_taken_can_be_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was suspended, and its replacement has its name: it has nothing to hand over."""
+    announced = asyncio.Event()
+
+    class Taken:
+        async def beat(self, me: NodeRecord, instead_of: str = "") -> NodesSeen:
+            announced.set()
+            return replace(seen(), namesake=replace(node("a"), run="another"))
+
+    monkeypatch.setattr(registrar, "open_nodes", lambda url, count: Taken())
+    settings = Settings(store="memory:", node="a", advertise="tcp://a:1", leader_ttl_s=0.2)
+    bulletin = Bulletin()
+    bulletin.write({"wanted": []})  # it had decided before
+    reader, writer = os.pipe()
+    members = Node(settings, [], "", Board(1), bulletin, "run-a", "", 0, reader, writer)
+    log = configure("console", "error")
+    made = Registrar(members, log, lambda: None, lambda: None)
+    running = asyncio.create_task(made.run())
+    await announced.wait()
+    made.leave()
+    async with asyncio.timeout(5):
+        await running
+    asyncio.get_running_loop().remove_reader(reader)
+    os.close(reader)
+    os.close(writer)

@@ -301,8 +301,8 @@ class Registrar:
                 self._note_recovery()
                 if cluster is not None:
                     pause_s = self._decide(cluster)
-                    if self._may_end(cluster):
-                        return
+                if self._may_end(cluster):
+                    return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._wake.wait()
@@ -465,10 +465,11 @@ class Registrar:
         if before != sorted(self._wanted):
             self._on_bulletin()
 
-    def _may_end(self, cluster: NodesSeen) -> bool:
-        """Return whether a stopping node can end now."""
-        if self._leaving_since_s is None:
-            return False
+    def _may_end(self, cluster: NodesSeen | None) -> bool:
+        """Return whether a stopping node can end now. Without ``cluster``, another node has its
+        name, so it can hand nothing over."""
+        if self._leaving_since_s is None or cluster is None:
+            return self._leaving_since_s is not None
         me = self._node.settings.node
         has_heirs = any(not node.leaving for name, node in cluster.nodes.items() if name != me)
         leading = {name for name, _ in leaders(cluster).values()}
