@@ -8,14 +8,32 @@ import pytest
 
 from tickwheel.cli.history import show_report
 from tickwheel.cli.output import Output
-from tickwheel.reports import ReportSettings
-from tickwheel.reports.page import newest, with_topic_counts_by_day
+from tickwheel.reports import ReportSettings, metrics
+from tickwheel.reports.page import _heat, newest, with_topic_counts_by_day
 from tickwheel.reports.state import Summary
 
 
 def day(local: str, topic: str, group: str, **more: Any) -> dict[str, Any]:
     usual = {"enqueued": 0, "enqueued_change": None, "delivered": 0, "delivered_change": None}
     return {"local": local, "topic": topic, "group": group, **usual, **more}
+
+
+def test_days_without_events_are_days() -> None:
+    """The day before a Monday is a Sunday, and a week has seven days to share its events."""
+    figures = dict.fromkeys(("enqueued", "delivered", "acked", "dead"), 10)
+    figures |= {"late_p50_ms": 1.0, "late_p99_ms": 1.0, "on_time_share": 1.0}
+    days = [
+        {"local": local, "start_ms": at, "topic": "t", "group": "g", **figures}
+        for at, local in enumerate(("2026-11-20", "2026-11-23", "2026-11-24"))
+    ]
+    changes = [row["delivered_change"] for row in metrics.day_against_day(days)]
+    assert changes == [None, None, 0.0]
+    hours = [
+        {**row, "local": f"{row['local']} 09:00+00:00", "nacked": 0, "lease_over": 0, "dead": 1}
+        for row in days
+    ]
+    (topic,) = _heat(hours)
+    assert (topic["delivered"][9], topic["failed"][9]) == (30 / 5, 3 / 5)
 
 
 def test_enqueued_tasks_are_shown_for_each_group() -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from itertools import groupby
 from typing import Any
 
@@ -550,12 +551,12 @@ def breaches(by_day: Rows, objective: Objective) -> Rows:
 
 
 def day_against_day(by_day: Rows) -> Rows:
-    """Return each day's figures and their change from the previous day that has figures. A change
-    from 0 is null."""
+    """Return each day's figures and their change from the previous day. A change from 0, or from a
+    day without figures, is null."""
     compared: Rows = []
     before: dict[str, Any] = {}
     for row in sorted(by_day, key=lambda row: (row["topic"], row["group"], row["start_ms"])):
-        if before and _name(before) != _name(row):
+        if before and (_name(before) != _name(row) or _days_after(before, row) != 1):
             before = {}
         kept = {k: row[k] for k in ("local", "topic", "group", *_COMPARED, "on_time_share")}
         changes = {f"{k}_change": _change(row[k], before.get(k)) for k in _COMPARED}
@@ -564,6 +565,10 @@ def day_against_day(by_day: Rows) -> Rows:
         compared.append({**kept, **changes, "on_time_change": points})
         before = row
     return compared
+
+
+def _days_after(before: dict[str, Any], row: dict[str, Any]) -> int:
+    return (date.fromisoformat(row["local"]) - date.fromisoformat(before["local"])).days
 
 
 def _change(value: float | None, previous: float | None) -> float | None:

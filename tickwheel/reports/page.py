@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -182,7 +182,8 @@ def _slim(row: Row) -> Row:
 
 
 def _heat(by_hour: Rows) -> list[dict[str, Any]]:
-    """Return 24 cells for each of the busiest topics, with mean deliveries, p99 and failures."""
+    """Return 24 cells for each of the busiest topics, with deliveries, p99 and failures. Means are
+    over all days of the report, also those without events."""
     cells_of: dict[str, list[list[tuple[int, float | None, int]]]] = {}
     for row in by_hour:
         if row["group"] or row["delivered"]:
@@ -190,7 +191,8 @@ def _heat(by_hour: Rows) -> list[dict[str, Any]]:
             failed = row["nacked"] + row["lease_over"] + row["dead"]
             hour = int(row["local"][11:13])
             cells[hour].append((row["delivered"], row["late_p99_ms"], failed))
-    days = {row["local"][:10] for row in by_hour}
+    dates = [date.fromisoformat(row["local"][:10]) for row in by_hour]
+    days = (max(dates) - min(dates)).days + 1 if dates else 0
     busiest = sorted(
         cells_of, key=lambda topic: -sum(x[0] for cell in cells_of[topic] for x in cell)
     )
@@ -198,9 +200,9 @@ def _heat(by_hour: Rows) -> list[dict[str, Any]]:
     return [
         {
             "topic": topic,
-            "delivered": [sum(x[0] for x in c) / len(days) if c else None for c in cells],
+            "delivered": [sum(x[0] for x in c) / days if c else None for c in cells],
             "late": [max((x[1] for x in c if x[1] is not None), default=None) for c in cells],
-            "failed": [sum(x[2] for x in c) / len(days) if c else None for c in cells],
+            "failed": [sum(x[2] for x in c) / days if c else None for c in cells],
         }
         for topic, cells in sorted(shown.items())
     ]
