@@ -508,6 +508,35 @@ async def test_new_deliveries_do_not_wait_for_confirmations(
     assert (await soon(anext(subscription))).body == b"old"
 
 
+@pytest.mark.parametrize("later", [True, False])
+async def test_a_failed_confirmation_is_repeated_until_the_lease_ends(
+    later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slowly(monkeypatch)
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer, subscription, sub = await consume(daemon, client, lease_ms=300, prefetch=1)
+        peer.deliver(sub, b"old")
+        await turns()
+        peer.close()
+        peer = await daemon.peer()
+        reading = asyncio.ensure_future(anext(subscription))
+        frames = {frame[0]: frame for frame in [await peer.next(), await peer.next()]}
+        assert frames[T.SUBSCRIBE][5] == 0, "the one is here already"
+        peer.ok(frames[T.SUBSCRIBE], {"lease_ms": 300})
+        peer.error(frames[T.EXTEND], "internal")
+        frame = await peer.next(T.EXTEND)
+        if later:
+            peer.ok(frame)
+        else:
+            while frame[0] == T.EXTEND:
+                peer.error(frame, "internal")
+                frame = await peer.next()
+            assert (frame[0], frame[2:4]) == (T.PREFETCH, (sub, 1))
+            peer.ok(frame)
+            peer.deliver(sub, b"new", attempt=2)
+        assert (await soon(reading)).body == (b"old" if later else b"new")
+
+
 async def test_repeated_reconnects_keep_one_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tickwheel.client.search.BACKOFF_S_MAX", 0.02)
     async with FakeDaemon() as daemon, daemon.client() as client:

@@ -691,7 +691,7 @@ async def test_an_expired_lease_cancels_the_handler() -> None:
         await soon(cancelled.wait())
 
 
-async def test_on_a_new_connection_leases_are_claimed_at_once() -> None:
+async def test_on_a_new_connection_leases_are_claimed_until_that_succeeds() -> None:
     go_on = asyncio.Event()
 
     async def handler(delivery: Delivery) -> None:
@@ -702,7 +702,8 @@ async def test_on_a_new_connection_leases_are_claimed_at_once() -> None:
         worker = Worker(client, signals=False)
         worker.on("t")(handler)
         running = asyncio.ensure_future(worker.run())
-        [task_id] = peer.deliver(await peer.subscribed(), b"a")
+        [task_id] = peer.deliver(await peer.subscribed(9_000), b"a")
+        began_s = asyncio.get_running_loop().time()
         while not peer.nothing():
             await turns()
         await turns(20)
@@ -710,8 +711,10 @@ async def test_on_a_new_connection_leases_are_claimed_at_once() -> None:
         peer = await daemon.peer()
         frames = {frame[0]: frame for frame in [await peer.next(), await peer.next()]}
         assert frames[T.EXTEND][5] == (task_id,)
-        peer.ok(frames[T.SUBSCRIBE], {"lease_ms": 30_000})
-        peer.ok(frames[T.EXTEND])
+        peer.ok(frames[T.SUBSCRIBE], {"lease_ms": 9_000})
+        peer.error(frames[T.EXTEND], "internal")
+        await answer(peer, T.EXTEND)
+        assert asyncio.get_running_loop().time() - began_s < 2.5, "before a third of the lease"
         go_on.set()
         await answer(peer, T.ACK)
         worker.stop()

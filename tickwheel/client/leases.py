@@ -231,8 +231,12 @@ class Leases(Source):
     # --- a source of the reconnector ------------------------------------------------------------
 
     def up(self) -> None:
-        """Extend held leases on a new connection, before the daemon gives the tasks to others."""
+        """Extend held leases on a new connection, before the daemon gives the tasks to others. A
+        failed extension is repeated with the next tick, like that of an older lease."""
         self._hold_in_hand()
+        due_s = self._reconnector.loop.time() - self._lease_s * EXTEND_AFTER
+        for hold in self._holds.values():
+            hold.since_s = min(hold.since_s, due_s)
         self._extend(self._holds.values())
 
     def stop(self, error: TickwheelError) -> None:

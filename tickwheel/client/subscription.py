@@ -578,6 +578,8 @@ class Subscription:
 
     def _extend_waiting(self, now_s: float) -> bool:
         self._extend(self._buffer.to_extend(now_s))
+        if not self._buffer:
+            self._arrived.notify()  # a reader requests the credit of dropped deliveries
         return bool(self._buffer)
 
     def _extend(self, batches: list[DeliveryBatch]) -> None:
@@ -962,14 +964,15 @@ class Buffer:
         return [batch for batch in self._unsure if not batch.extending]
 
     def to_extend(self, now_s: float) -> list[DeliveryBatch]:
-        """Return batches past half of their leases that are not being extended."""
-        self._drop_ended(now_s)
+        """Return batches that are not being extended: past half of their leases, or not confirmed
+        since a broken connection."""
         latest_s = now_s + self.lease_s * (EXTEND_BELOW - 1 + SURE)
-        return [
+        due = [
             batch
             for batch in self._batches
             if batch.items and not batch.extending and now_s < batch.until_s <= latest_s
         ]
+        return [*self.to_confirm(now_s), *due]
 
     def extended(self, batches: Iterable[DeliveryBatch], sent_s: float, stale: set[int]) -> None:
         """Record that the daemon extended these batches, except the ``stale`` deliveries."""
