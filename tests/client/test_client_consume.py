@@ -175,6 +175,26 @@ async def test_prefetch_can_be_changed(daemon: FakeDaemon, client: Client) -> No
     await soon(changing)
 
 
+@pytest.mark.parametrize("sent", [True, False])
+async def test_a_prefetch_set_around_a_reconnect_is_that_of_the_next_subscribe(
+    sent: bool, daemon: FakeDaemon, client: Client
+) -> None:
+    peer, subscription, _ = await consume(daemon, client)
+    if sent:
+        changing = asyncio.ensure_future(subscription.set_prefetch(3))
+        await peer.next(T.PREFETCH)
+    peer.close()
+    while client.connected:
+        await turns()
+    if not sent:
+        changing = asyncio.ensure_future(subscription.set_prefetch(3))
+    peer = await daemon.peer()
+    frame = await peer.next(T.SUBSCRIBE)
+    assert frame[5] == 3
+    peer.ok(frame, {"lease_ms": 30_000})
+    await soon(changing)
+
+
 # --- acks ------------------------------------------------------------------------------------
 
 

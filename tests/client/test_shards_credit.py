@@ -165,6 +165,25 @@ async def test_unconfirmed_credit_is_not_given_to_other_shards(
         assert sum(await shares(client)) == PREFETCH
 
 
+async def test_credit_moves_again_after_a_shard_without_the_subscription(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A PREFETCH comes before the SUBSCRIBE on a new connection."""
+    tell, failures = Subscription.update_prefetch, [errors.NotFound("no subscription 1 (sub)")]
+
+    async def tell_later(part: Subscription, prefetch: int) -> tuple[int, int]:
+        if failures:
+            raise failures.pop()
+        return await tell(part, prefetch)
+
+    monkeypatch.setattr(Subscription, "update_prefetch", tell_later)
+    async with client.subscribe("t", prefetch=PREFETCH) as deliveries:
+        await put(client, 1, 3 * PREFETCH)
+        most = PREFETCH - (COUNT - 1)
+        assert by_shard(await take(deliveries, most)) == [0, most, 0]
+    assert not failures
+
+
 async def test_an_unavailable_shard_keeps_its_share(at_once: None) -> None:
     async with Shards(COUNT) as shards_:
         client = await shards_.client().connect()

@@ -423,7 +423,9 @@ class Subscription:
             await self._parts.set_prefetch(prefetch)
         elif self._is_started:
             self._credit = prefetch
-            await self._call(FrameType.PREFETCH, self._number, prefetch)
+            if self._reconnector.connection is not None:
+                with suppress(ConnectionLost, NotFound):  # the next SUBSCRIBE sends it
+                    await self._call(FrameType.PREFETCH, self._number, prefetch, repeat=False)
 
     @property
     def has_full_credit(self) -> bool:
@@ -1237,13 +1239,7 @@ class SpreadSubscription:
                 self._shares = divide(
                     prefetch, [ShareUse(share, share, 0) for share in self._shares]
                 )
-            requests = []
-            for part in self._parts:
-                share = self._shares[part._shard]
-                if part._reconnector.connection is None:
-                    part._prefetch = share
-                else:
-                    requests.append(part.set_prefetch(share))
+            requests = (part.set_prefetch(self._shares[part._shard]) for part in self._parts)
             raise_first(await asyncio.gather(*requests, return_exceptions=True))
         self._begin_balancing()
 
@@ -1310,6 +1306,8 @@ class SpreadSubscription:
         self._shares[part._shard] = max(share, self._shares[part._shard])
         try:
             use = ShareUse(share, *await part.update_prefetch(share))
+        except NotFound:  # it has a new connection, and is not subscribed again yet
+            return None
         except TickwheelError as error:
             if not error.retryable:
                 raise
