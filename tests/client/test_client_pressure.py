@@ -188,6 +188,18 @@ async def test_a_retryable_error_of_a_call_is_retried_then_raised() -> None:
             await soon(call)
 
 
+async def test_a_refused_repetition_of_a_lost_call_does_not_deny_its_effect() -> None:
+    async with FakeDaemon() as daemon, daemon.client(retries=0) as client:
+        peer = await daemon.peer()
+        call = asyncio.ensure_future(client.cancel(5))
+        await peer.next(T.CANCEL)
+        peer.close()
+        peer = await daemon.peer()
+        peer.error(await peer.next(T.CANCEL), "overloaded", "too much")
+        with pytest.raises(errors.ConnectionLost, match="may have been executed.*too much"):
+            await soon(call)
+
+
 async def test_acks_over_a_drain_are_answered_by_the_next_start(
     daemon: FakeDaemon, client: Client, peer: Peer
 ) -> None:

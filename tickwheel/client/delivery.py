@@ -514,6 +514,7 @@ class AckFrame(Resendable):
             self._acks.give_up(self, error)
 
     def lost(self) -> None:
+        self.is_unsure = True
         self._acks.outbox.add(self)
 
     def expired(self) -> None:

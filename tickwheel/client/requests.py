@@ -101,7 +101,7 @@ def retry_pause_s(tries: int) -> float:
 class Resendable(Request):
     """A request that can be sent more than once."""
 
-    __slots__ = ("began_s", "refusal", "sent", "tries")
+    __slots__ = ("began_s", "is_unsure", "refusal", "sent", "tries")
 
     def __init__(self, began_s: float, deadline_s: float) -> None:
         super().__init__(deadline_s)
@@ -112,11 +112,24 @@ class Resendable(Request):
         """Times refused temporarily."""
         self.refusal: TickwheelError | None = None
         """The error of the last attempt, if it certainly had no effect."""
+        self.is_unsure = False
+        """Whether an earlier attempt may have had an effect."""
 
     def overdue(self, reconnector: Reconnector, what: str) -> TickwheelError:
         """Return the error for a request without an answer by its deadline."""
+        if self.refusal is not None:
+            return self.final(self.refusal)
         waited_s = round(reconnector.loop.time() - self.began_s, 1)
-        return self.refusal or reconnector.overdue(what, waited_s, written=self.sent > 0)
+        return reconnector.overdue(what, waited_s, written=self.sent > 0)
+
+    def final(self, refusal: TickwheelError) -> TickwheelError:
+        """Return the caller's error after a refusal of the last attempt."""
+        if not self.is_unsure or isinstance(refusal, OutcomeUnknown):
+            return refusal
+        return ConnectionLost(
+            "an earlier attempt was not answered and may have been executed; the last one was"
+            f" refused: {refusal.code}: {refusal.message}"
+        )
 
 
 def is_final(
@@ -193,6 +206,7 @@ class Outbox(Generic[R]):
     def pause(self, request: R, refusal: TickwheelError) -> None:
         """Send a request again after a pause, because it was refused temporarily."""
         request.refusal = refusal
+        request.is_unsure |= isinstance(refusal, OutcomeUnknown)
         self._pauses.begin(request)
 
     def forget(self, request: R) -> None:
@@ -263,6 +277,7 @@ class Call(Resendable):
         if self.future.done():
             return
         if self.repeat:
+            self.is_unsure = True
             self._calls.outbox.add(self)
         else:
             fail(
@@ -361,7 +376,7 @@ class Calls(Source):
                 self.reconnector.connection.leave(error)
             self.outbox.add(call)
         elif is_final(call, error, self._retries, call.began_s + self._total_s):
-            fail(call.future, error)
+            fail(call.future, call.final(error))
         else:
             self.outbox.pause(call, error)
 
