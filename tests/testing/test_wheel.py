@@ -24,6 +24,7 @@ from tickwheel import (
     Task,
     Worker,
 )
+from tickwheel.client.worker import joined
 from tickwheel.testing import StillBusy, SyncTestWheel, TestWheel, WheelCase
 from tickwheel.testing import wheel as testing_wheel
 
@@ -143,6 +144,50 @@ async def test_a_handler_that_does_not_end_is_named(
         with pytest.raises(StillBusy, match="handler of endless"):
             await wheel.settle()
         go_on.set()
+
+
+async def test_a_worker_on_the_wheel_shows_its_state_and_can_be_stopped(wheel: TestWheel) -> None:
+    worker = Worker(Client(), signals=False)
+    seen: list[tuple[bool, list[int], list[str]]] = []
+    handled: list[int] = []
+
+    @worker.on("t", concurrency=1)
+    async def handle(delivery: Delivery) -> None:
+        handled.append(delivery.id)
+        seen.append((worker.started.is_set(), [d.id for d in worker.in_hand], worker.busy))
+        worker.stop()
+
+    for _ in range(2):
+        await wheel.client.enqueue_many([Task("t", b"")] * 2)
+        async with wheel.working(worker):
+            await wheel.settle()
+        assert not (worker.started.is_set() or worker.in_hand)
+    assert len(handled) == 2
+    assert seen == [(True, [task_id], ["t (default)"]) for task_id in handled]
+
+
+async def test_joined_workers_keep_their_own_callbacks(wheel: TestWheel) -> None:
+    settled: list[tuple[str, str]] = []
+
+    def worker_of(name: str) -> Worker:
+        def on_settled(delivery: Delivery, *_: object) -> None:
+            settled.append((name, delivery.topic))
+
+        worker = Worker(Client(), signals=False, on_settled=on_settled)
+
+        @worker.on(name)
+        async def handle(delivery: Delivery) -> None:
+            """Do nothing."""
+
+        return worker
+
+    merged = joined(wheel.client, map(worker_of, "ab"), signals=False)
+    running = asyncio.ensure_future(merged.run())
+    await wheel.client.enqueue_many([Task("a", b""), Task("b", b"")])
+    await comes(lambda: len(settled) >= 2)
+    merged.stop()
+    await soon(running)
+    assert sorted(settled) == [("a", "a"), ("b", "b")]
 
 
 async def test_a_schedule_fires_at_its_times(wheel: TestWheel) -> None:

@@ -171,8 +171,8 @@ class Worker:
         ``run``."""
         self._stopping = False
         self._lanes: list[Lane] = []
-        self._stand_in: Client | None = None
-        """The client that enqueues typed tasks while the handlers run on another client."""
+        self._run_by: Worker | None = None
+        """The worker of ``joined`` that runs these handlers now."""
         self._sources: tuple[Worker, ...] = ()
         """The workers whose handlers these are, if ``joined`` made this worker."""
         self._exit: BaseException | None = None
@@ -236,16 +236,23 @@ class Worker:
 
     def _enqueuing_client(self) -> Client:
         """Return the client that enqueues typed tasks."""
-        return self._stand_in or self._client
+        return (self._run_by or self)._client
 
     @contextmanager
-    def enqueuing_with(self, client: Client) -> Iterator[None]:
-        """Enqueue this worker's typed tasks with another client during the block."""
-        before, self._stand_in = self._stand_in, client
+    def _running_in(self, merged: Worker) -> Iterator[None]:
+        """Let another worker run this worker's handlers during the block. It enqueues the typed
+        tasks as well."""
+        before, self._run_by = self._run_by, merged
         try:
             yield
         finally:
-            self._stand_in = before
+            self._run_by, self.started = before, asyncio.Event()
+
+    @property
+    def _own_lanes(self) -> list[Lane]:
+        names = {(route.topic, route.group) for route in self._routes}
+        lanes = (self._run_by or self)._lanes
+        return [lane for lane in lanes if (lane.route.topic, lane.route.group) in names]
 
     @property
     def client(self) -> Client:
@@ -255,16 +262,19 @@ class Worker:
     @property
     def in_hand(self) -> list[Delivery]:
         """The deliveries with a running handler."""
-        return [delivery for lane in self._lanes for delivery, *_ in lane._in_hand()]
+        return [delivery for lane in self._own_lanes for delivery, *_ in lane._in_hand()]
 
     @property
     def busy(self) -> list[str]:
         """The topics and groups with a handler that runs or whose delivery is being settled."""
-        return [lane.route.name for lane in self._lanes if lane.running]
+        return [lane.route.name for lane in self._own_lanes if lane.running]
 
     def stop(self) -> None:
         """Start no more handlers and let running ones finish. Returns at once. Can be called at any
         time from the event loop's thread."""
+        if self._run_by is not None:
+            self._run_by.stop()
+            return
         self._stopping = True
         for lane in self._lanes:
             lane.stop()
@@ -293,7 +303,7 @@ class Worker:
             return
         with ExitStack() as stack:
             for source in self._sources:
-                stack.enter_context(source.enqueuing_with(self._client))
+                stack.enter_context(source._running_in(self))
             owns_connection = self._client._state == "new"
             if owns_connection and not await self._connect(wait=wait):
                 return
@@ -334,13 +344,18 @@ class Worker:
 
     async def _work(self, routes: Iterable[Route]) -> None:
         threads = Threads("tickwheel-worker")
-        listeners = tuple(self.observers), self.on_settled, self._exits
-        self._lanes = lanes = [Lane(self._client, r, threads, *listeners) for r in routes]
+        owners = {(r.topic, r.group): source for source in self._sources for r in source._routes}
+        self._lanes = lanes = list[Lane]()
+        for r in routes:
+            owner = owners.get((r.topic, r.group), self)
+            listeners = tuple(owner.observers), owner.on_settled, self._exits
+            lanes.append(Lane(self._client, r, threads, *listeners))
         try:
             await _all(lane.start() for lane in lanes)
             for lane in lanes:
                 LOGGER.info("working on %s, %d at a time", lane.route.name, lane.route.concurrency)
-            self.started.set()
+            for worker in (self, *self._sources):
+                worker.started.set()
             await self._read(lanes)
             await self._wind_down(lanes)
         finally:
@@ -396,8 +411,9 @@ def joined(
     adapt: Callable[[Route], Route] = lambda route: route,
 ) -> Worker:
     """Return one worker on another client with the handlers of all ``workers``. While it runs,
-    their typed tasks are enqueued with this client. ``adapt`` returns the route to use for a
-    handler. Raise BadRequest when two handlers have the same topic and group."""
+    their typed tasks are enqueued with this client, and ``stop`` of any of them stops it. ``adapt``
+    returns the route to use for a handler. Raise BadRequest when two handlers have the same topic
+    and group."""
     workers = list(workers)
     merged = Worker(client, grace=max(w._grace_s for w in workers), signals=signals)
     merged._sources = tuple(workers)
@@ -405,12 +421,6 @@ def joined(
         if any((m.topic, m.group) == (r.topic, r.group) for m in merged._routes):
             raise BadRequest(f"topic {r.topic!r}, group {r.group!r} has two handlers")
         merged._routes.append(adapt(r))
-    for observer in (observer for worker in workers for observer in worker.observers):
-        if observer not in merged.observers:
-            merged.observers.append(observer)
-    callbacks = [w.on_settled for w in workers if w.on_settled is not None]
-    if callbacks:
-        merged.on_settled = lambda *event: [call(*event) for call in callbacks]
     return merged
 
 
