@@ -41,7 +41,7 @@ from tickwheel.client import Client as AsyncClient
 from tickwheel.client import Delivery as AsyncDelivery
 from tickwheel.client import Subscription as AsyncSubscription
 from tickwheel.client.checks import Check
-from tickwheel.client.connection import DEFAULT_URL
+from tickwheel.client.connection import DEFAULT_URL, LOGGER
 from tickwheel.client.delivery import ACK_IN_S, Delivered, mark_retrieved
 from tickwheel.client.encodings import Codec, body_of
 from tickwheel.client.link import closing_s, descriptors, unreachable
@@ -193,7 +193,13 @@ class Runtime:
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            while True:
+                try:
+                    self._loop.run_forever()
+                    break
+                except (SystemExit, KeyboardInterrupt) as error:
+                    # Of a callback or check handler. Without this thread, all calls would hang.
+                    LOGGER.error("a function in the client's thread raised %r", error)
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
         finally:

@@ -229,6 +229,23 @@ def test_a_blocking_call_in_the_clients_own_thread_is_refused(
     assert client.ping() > 0
 
 
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_an_exit_in_a_callback_does_not_end_the_client(
+    error: type[BaseException], client: Client
+) -> None:
+    begin, over = threading.Event(), threading.Event()
+
+    def leave(_: Any) -> None:
+        over.set()
+        raise error
+
+    client._runtime()._loop.call_soon_threadsafe(begin.wait, WAIT_S)
+    client.enqueue_nowait("exits", b"first").add_done_callback(leave)
+    begin.set()
+    assert over.wait(WAIT_S)
+    assert client.enqueue_nowait("exits", b"second").result(WAIT_S).id
+
+
 # --- processes -----------------------------------------------------------------------------------
 
 PROGRAM = """
