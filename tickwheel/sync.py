@@ -692,9 +692,10 @@ class Client:
     def __enter__(self) -> Self:
         try:
             return self.connect()
-        except BaseException as error:
-            if not isinstance(error, Exception):  # interrupted: ``__exit__`` is not called
-                self.close(0.0)
+        except BaseException as error:  # ``__exit__`` is not called
+            is_closed = self._closed
+            self.close(0.0)
+            self._closed = is_closed or not isinstance(error, Exception)
             raise
 
     def __exit__(self, *_: object) -> None:

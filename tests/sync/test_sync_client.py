@@ -166,6 +166,20 @@ def test_the_daemon_may_come_after_the_first_failed_call(tmp_path: Path) -> None
         client.close()
 
 
+def test_a_failed_with_leaves_no_thread_and_can_be_tried_again() -> None:
+    before = set(threading.enumerate())
+    client = Client(NOWHERE, connect_timeout=0.1)
+    for _ in range(2):
+        with pytest.raises(errors.Unreachable), client:
+            pytest.fail("it begins")
+        assert set(threading.enumerate()) <= before
+    client.close()
+    with pytest.raises(errors.ClientClosed), client:
+        pytest.fail("it begins")
+    with pytest.raises(errors.ClientClosed):
+        client.connect()
+
+
 def test_invalid_arguments_are_refused_by_the_constructor() -> None:
     for wrong in ({"url": "http://x"}, {"retries": -1}, {"send_timeout": 0}):
         with pytest.raises(errors.BadRequest):
