@@ -45,11 +45,12 @@ from tickwheel.client.connection import DEFAULT_URL, LOGGER
 from tickwheel.client.delivery import ACK_IN_S, Delivered, mark_retrieved
 from tickwheel.client.encodings import Codec, body_of
 from tickwheel.client.link import closing_s, descriptors, unreachable
+from tickwheel.client.producer import QUEUE_BYTES_MAX, QUEUE_TASKS_MAX
 from tickwheel.client.sql import SCHEMA, ack_command, write
 from tickwheel.client.subscription import settle_failed
 from tickwheel.client.tasks import Receipt
 from tickwheel.client.transactions import Transaction as AsyncTransaction
-from tickwheel.errors import BadRequest, ClientClosed, StaleReceipt, TickwheelError
+from tickwheel.errors import BadRequest, ClientClosed, Overloaded, StaleReceipt, TickwheelError
 from tickwheel.limits import Limits
 from tickwheel.version import __version__
 
@@ -77,6 +78,9 @@ STOP_S = 5.0
 
 class Runtime:
     """Runs an asynchronous client in a thread. Any thread can use ``call``; ``close`` ends it."""
+
+    _tasks = _bytes = 0
+    """Tasks and bytes of ``submit_task`` without an outcome."""
 
     def __init__(self, make: Callable[[], AsyncClient]) -> None:
         self._pid = os.getpid()
@@ -147,6 +151,30 @@ class Runtime:
                 raise ClientClosed("the client is closed")
             work = self._call(method, arguments, options)
             return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def submit_task(
+        self, method: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **options: Any
+    ) -> Future[T]:
+        """Do the same as ``submit`` for the enqueue of one task. Raise Overloaded if too many of
+        them wait."""
+        body = arguments[1] if len(arguments) > 1 else options["body"]
+        size = len(body) if isinstance(body, (bytes, bytearray, memoryview)) else 0
+        with self._lock:
+            has_room = self._tasks < QUEUE_TASKS_MAX and self._bytes + size <= QUEUE_BYTES_MAX
+            if self._tasks and not has_room:
+                raise Overloaded(
+                    f"{self._tasks} tasks with {self._bytes} bytes wait to be sent or answered; the"
+                    f" limits are {QUEUE_TASKS_MAX} and {QUEUE_BYTES_MAX}: wait for some futures"
+                )
+            future = self.submit(method, *arguments, **options)
+            self._count(1, size)
+        future.add_done_callback(lambda _: self._count(-1, -size))
+        return future
+
+    def _count(self, tasks: int, size: int) -> None:
+        with self._lock:
+            self._tasks += tasks
+            self._bytes += size
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the result of ``work()``, which runs in the thread even without a connection."""
@@ -384,7 +412,7 @@ def _submits(
     """Return a verb that does not wait and returns a future."""
 
     def submit(client: Client, *arguments: Any, **options: Any) -> Future[R]:
-        return client._runtime().submit(*arguments, **options)
+        return client._runtime().submit_task(*arguments, **options)
 
     return _mirror(method, submit, "_nowait")
 

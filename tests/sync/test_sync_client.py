@@ -243,6 +243,22 @@ def test_a_blocking_call_in_the_clients_own_thread_is_refused(
     assert client.ping() > 0
 
 
+@pytest.mark.parametrize(("name", "limit"), [("TASKS", 10), ("BYTES", 10_000)])
+def test_enqueue_nowait_of_too_many_tasks_is_overloaded(
+    name: str, limit: int, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"tickwheel.sync.QUEUE_{name}_MAX", limit)
+    begin, futures = threading.Event(), []
+    client._runtime()._loop.call_soon_threadsafe(begin.wait, WAIT_S)
+    with pytest.raises(errors.Overloaded, match=str(limit)):
+        for _ in range(100):
+            futures.append(client.enqueue_nowait("limited", b"x" * 1000))
+    assert len(futures) == 10
+    begin.set()
+    assert all(future.result(WAIT_S).id for future in futures)
+    assert client.enqueue_nowait("limited", body=b"x").result(WAIT_S).id
+
+
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
 def test_an_exit_in_a_callback_does_not_end_the_client(
     error: type[BaseException], client: Client
