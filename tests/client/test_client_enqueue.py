@@ -30,6 +30,7 @@ from tickwheel.api.policies import rule_wire
 from tickwheel.api.times import seconds
 from tickwheel.api.verbs import VERBS
 from tickwheel.client.tasks import TaskChecker
+from tickwheel.client.wire import LinkedClient
 from tickwheel.protocol import Frame, encode
 
 
@@ -340,6 +341,18 @@ async def test_enqueue_nowait_over_the_queue_limit_is_overloaded(
         future = client.enqueue_nowait("t", b"there is room again")
         await stored(peer)
         await soon(future)
+
+
+async def test_repeated_calls_of_a_failed_client_keep_no_frames(daemon: FakeDaemon) -> None:
+    client, counts = LinkedClient(daemon.url), set()
+    await client.connect()
+    await client.fail(errors.Unreachable("as the test says"))
+    for _ in range(3):
+        with pytest.raises(errors.Unreachable) as raised:
+            await client.enqueue("t", b"x")
+        counts.add(len(raised.traceback))
+    assert len(counts) == 1
+    await client.close()
 
 
 async def test_an_awaited_enqueue_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -544,7 +544,7 @@ class Acks(Source):
     def gather(self, channel: Channel) -> None:
         """Register a channel at its first ack in this step of the loop. Raise ClientClosed."""
         if self._stopped is not None:
-            raise self._stopped
+            raise self._stopped.with_traceback(None)
         self._gathering.append(channel)
         self.reconnector.wake()
 

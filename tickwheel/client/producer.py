@@ -190,7 +190,7 @@ class Producer(Source):
         the future of their Receipts, which gets every refusal; the frame is sent on each new
         connection until it has an outcome. Raise ClientClosed."""
         if self._stopped is not None:
-            raise self._stopped
+            raise self._stopped.with_traceback(None)
         batch = NumberedBatch(self, number)
         future = batch.put(tasks, len(tasks), size)
         self._tasks += batch.count
@@ -276,7 +276,7 @@ class Producer(Source):
     def _check_room(self, count: int, size: int) -> None:
         """Close the open batches. Raise Overloaded if there is no room for this many tasks."""
         if self._stopped is not None:
-            raise self._stopped
+            raise self._stopped.with_traceback(None)
         self._close_open()
         if self._tasks + count > self.tasks_max and self._tasks:
             raise Overloaded(

@@ -340,7 +340,7 @@ class Calls(Source):
         passed, if it arrives within the usual time.
         """
         if self._stopped is not None:
-            raise self._stopped
+            raise self._stopped.with_traceback(None)
         if self.count >= CALLS_MAX:
             raise Overloaded(f"{self.count} calls wait for an answer; the limit is {CALLS_MAX}")
         call = Call(self, kind, fields, self._total_s + extra_s)

@@ -525,7 +525,7 @@ class Subscription:
             self._streak = 0
             await self._arrived.wait()
         if self._error is not None and not isinstance(self._error, ClientClosed):
-            raise self._error
+            raise self._error.with_traceback(None)
         raise StopAsyncIteration
 
     def take_now(self) -> Delivery | None:
