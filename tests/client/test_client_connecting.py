@@ -631,6 +631,27 @@ def test_a_client_works_in_two_event_loops_in_turn() -> None:
     asyncio.run(once())
 
 
+def test_a_client_of_an_ended_event_loop_is_closed() -> None:
+    async def connected() -> Client:
+        async with FakeDaemon() as daemon:
+            return await daemon.client().connect()
+
+    async def use(client: Client) -> None:
+        for call in (
+            lambda: client.enqueue("t", b""),
+            lambda: client.ping(timeout=1),
+            lambda: client.subscribe("t").start(),
+            lambda: client.connect(),
+        ):
+            with pytest.raises(errors.ClientClosed, match="event loop"):
+                await soon(call())
+        await soon(client.close())
+        with pytest.raises(errors.ClientClosed, match="create a new one"):
+            await client.ping()
+
+    asyncio.run(use(asyncio.run(connected())))
+
+
 # --- a dead line -----------------------------------------------------------------------------
 
 

@@ -167,6 +167,7 @@ class Link:
             raise ClientClosed("the client is closed; create a new one")
         if self.state == "new":
             self.begin()
+        self.reconnector.check_loop()
 
     def begin(self) -> None:
         """Open the link. Requests are sent once connected, or fail with the connection's error."""
@@ -247,7 +248,7 @@ class Link:
     async def close(self, limit_s: float, others: Sequence[Link] = ()) -> None:
         """Flush acks and enqueues, release unread deliveries, and disconnect. Does the same for
         ``others``, which deliver to subscriptions of this link."""
-        if self.state != "open":
+        if self.state != "open" or self.reconnector.loop.is_closed():
             self.state = "closed"
             return
         self.state = "closed"

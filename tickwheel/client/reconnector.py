@@ -235,8 +235,14 @@ class Reconnector:
     def wake(self) -> None:
         """Let all sources write in the next step of the loop."""
         if not self._flushing:
+            self.check_loop()
             self._flushing = True
             self.loop.call_soon(self._flush)
+
+    def check_loop(self) -> None:
+        """Raise ClientClosed if the event loop has ended."""
+        if self.loop.is_closed():
+            raise ClientClosed("the client's event loop has ended; create a client in each loop")
 
     def _flush(self) -> None:
         self._flushing = False

@@ -341,6 +341,7 @@ class Calls(Source):
         """
         if self._stopped is not None:
             raise self._stopped.with_traceback(None)
+        self.reconnector.check_loop()
         if self.count >= CALLS_MAX:
             raise Overloaded(f"{self.count} calls wait for an answer; the limit is {CALLS_MAX}")
         call = Call(self, kind, fields, self._total_s + extra_s)
