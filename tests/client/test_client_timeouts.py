@@ -136,6 +136,7 @@ async def test_a_sent_call_ends_at_its_timeout(daemon: FakeDaemon, client: Clien
         client.stats(timeout=SHORT_S),
         client.pause("t", timeout=SHORT_S),
         client.ping(timeout=SHORT_S),
+        client.wait_bulk("b", timeout=SHORT_S),
         anext(aiter(client.list_tasks(timeout=SHORT_S))),
         anext(aiter(client.list_schedules(timeout=SHORT_S))),
     ):

@@ -178,7 +178,8 @@ class HandwrittenVerbs(GeneratedVerbs):
         loop = asyncio.get_running_loop()
         until_s = None if timeout is None else loop.time() + seconds(timeout, "timeout")
         while True:
-            bulk_info = await self.show_bulk(bulk)
+            left_s = None if until_s is None else max(until_s - loop.time(), LOOK_S)
+            bulk_info = await self.show_bulk(bulk, timeout=left_s)
             if bulk_info.is_over:
                 return bulk_info
             if until_s is not None and loop.time() >= until_s:
