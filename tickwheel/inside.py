@@ -359,29 +359,36 @@ class Embedded:
                 await self._inside.stop()
 
     def __enter__(self) -> sync.Client:
-        self._blocking = blocking = _Blocking(self._new_client)
+        self._blocking = blocking = _Blocking(self._new_client, self._close)
         try:
             return blocking.connect()
         except BaseException:
-            blocking.end(self._close)
+            blocking.close()
             raise
 
     def __exit__(self, *_: object) -> None:
         assert self._blocking is not None, "__enter__ was called first"
-        self._blocking.end(self._close)
+        self._blocking.close()
 
 
 class _Blocking(sync.HostedClient):
     """A synchronous client in whose thread the daemon runs."""
 
-    def end(self, closing: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run ``closing`` in the client's thread, then end the thread."""
+    def __init__(
+        self, make: Callable[[], Client], closing: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        super().__init__(make)
+        self._closing = closing
+        """Closes the asynchronous client and stops the daemon."""
+
+    def close(self, timeout: float | None = None) -> None:
+        """Disconnect, stop the daemon, and end the thread. Do nothing if the client is closed."""
         runtime = self.runtime
         try:
             if runtime is not None:
-                runtime.run(closing)
+                runtime.run(self._closing)
         finally:
-            self.close()
+            super().close(timeout)
 
 
 class _Log:

@@ -87,6 +87,14 @@ def test_a_blocking_embedded_daemon_runs_in_a_thread(store: str) -> None:
         assert list(client.list_tasks(topic="t")) == []
 
 
+def test_closing_the_blocking_client_stops_the_embedded_daemon(store: str) -> None:
+    with embedded(store) as client:
+        receipt = client.enqueue("t", b"x", delay=3_600)
+        client.close()
+        with embedded(store) as again:
+            assert again.lookup(receipt.id).state == "scheduled"
+
+
 async def test_a_daemon_can_serve_an_embedded_file(store: str, tmp_path: Path) -> None:
     async with embedded(store) as client:
         receipt = await client.enqueue("t", b"x", delay=3_600)
