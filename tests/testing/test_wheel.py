@@ -264,6 +264,31 @@ async def test_a_crash_keeps_only_durable_tasks(wheel: TestWheel) -> None:
     assert len(work.came) == 1
 
 
+async def test_a_store_that_fails_does_not_delay_a_crash(wheel: TestWheel) -> None:
+    async with wheel.client.subscribe("t") as deliveries:
+        await wheel.client.enqueue("t", b"x")
+        delivery = await soon(anext(aiter(deliveries)))
+        with wheel.failing_store():
+            ack = delivery.ack_nowait()
+            await wheel.settle()
+            await wheel.crash()
+            await wheel.settle()
+            assert not ack.done()
+        assert await soon(ack) == "acked"
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_crash_leaves_no_task_whose_ack_was_confirmed(wheel: TestWheel, turns: int) -> None:
+    async with wheel.client.subscribe("t") as deliveries:
+        await wheel.client.enqueue("t", b"x")
+        ack = (await soon(anext(aiter(deliveries)))).ack_nowait()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await wheel.crash()
+        assert await soon(ack) == "acked"
+        assert await wheel.enqueued() == []
+
+
 async def test_tasks_unacked_before_a_crash_are_redelivered(wheel: TestWheel) -> None:
     async with wheel.client.subscribe("t") as deliveries:
         await wheel.client.enqueue("t", b"x")

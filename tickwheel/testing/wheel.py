@@ -388,10 +388,13 @@ class TestWheel:
         """Kill the daemon as with ``kill -9``, and start a new one with the durable state.
 
         Return when clients are connected again. Unacknowledged tasks are delivered again."""
+        self._inside.is_up.clear()  # clients that reconnect wait for the new daemon
         store, ends = self._store.copy(), self._inside.ends
         for end in ends:
             end.abort()
         await _until(lambda: not any(end.is_busy for end in ends))
+        if vars(self._store).pop("commit", None) is not None:  # ``stop`` would wait for it
+            cast(Any, store).commit = _refuse
         await self._inside.stop()
         await self._inside.start(store)
         for client in self._clients:
@@ -435,12 +438,11 @@ class TestWheel:
     def failing_store(self) -> Iterator[None]:
         """Cause the store to refuse all batches, so that producers are refused and acks wait until
         the context ends."""
-        store = cast(Any, self._store)
-        store.commit = _refuse
+        cast(Any, self._store).commit = _refuse
         try:
             yield
         finally:
-            del store.commit
+            vars(self._store).pop("commit", None)
 
     # --- details --------------------------------------------------------------------------------
 
