@@ -144,6 +144,18 @@ async def test_a_sent_call_ends_at_its_timeout(daemon: FakeDaemon, client: Clien
             await soon(call)
 
 
+async def test_a_search_of_many_pages_ends_at_its_timeout(client: Client, peer: Peer) -> None:
+    async def answer() -> None:
+        while True:
+            frame = await peer.next(T.LIST)
+            peer.ok(frame, {"tasks": (), "next": frame[1]})
+
+    answering = asyncio.ensure_future(answer())
+    with pytest.raises(errors.SendTimeout):
+        await soon(client.find("k", timeout=SHORT_S))
+    answering.cancel()
+
+
 async def test_a_call_without_a_daemon_ends_at_its_timeout(
     daemon: FakeDaemon, client: Client, peer: Peer
 ) -> None:

@@ -132,11 +132,16 @@ class HandwrittenVerbs(GeneratedVerbs):
                     topic=topic, key=key, newest=True, not_after=not_after, timeout=timeout
                 )
                 return next((task for task in tasks if task.topic is not None), None)
-        newest = None
-        async for task in self.list_tasks(
+        newest, time_s = None, None if timeout is None else seconds(timeout, "timeout")
+        pages = self.list_tasks(
             topic=topic, key=key, not_after=not_after, newest_first=True, limit=1, timeout=timeout
-        ):
-            newest = task
+        )
+        try:
+            async with asyncio.timeout(time_s):
+                async for task in pages:
+                    newest = task
+        except TimeoutError:
+            raise SendTimeout(f"the search took longer than {time_s:g} s") from None
         return newest
 
     async def pause(
