@@ -557,6 +557,27 @@ async def test_a_failed_confirmation_is_repeated_until_the_lease_ends(
         assert (await soon(reading)).body == (b"old" if later else b"new")
 
 
+async def test_a_buffer_emptied_before_the_answer_to_subscribe_is_filled_again(
+    daemon: FakeDaemon, client: Client
+) -> None:
+    peer, subscription, sub = await consume(daemon, client, prefetch=1)
+    peer.deliver(sub, b"old")
+    await turns()
+    peer.close()
+    peer = await daemon.peer()
+    frames = {frame[0]: frame for frame in [await peer.next(), await peer.next()]}
+    peer.ok(frames[T.EXTEND])
+    assert (await soon(anext(subscription))).body == b"old"
+    reading = asyncio.ensure_future(anext(subscription))
+    await turns()
+    peer.ok(frames[T.SUBSCRIBE], {"lease_ms": 30_000})
+    frame = await peer.next(T.PREFETCH)
+    assert frame[2:] == (sub, 1)
+    peer.ok(frame)
+    peer.deliver(sub, b"new")
+    assert (await soon(reading)).body == b"new"
+
+
 async def test_repeated_reconnects_keep_one_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tickwheel.client.search.BACKOFF_S_MAX", 0.02)
     async with FakeDaemon() as daemon, daemon.client() as client:

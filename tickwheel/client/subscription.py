@@ -519,9 +519,7 @@ class Subscription:
                 return delivery
             is_short = self._credit != self._prefetch and not self._subscribing
             if is_short and self.has_room(self._buffer.size_bytes):
-                self._credit = self._prefetch
-                # The old buffer is empty: request the whole prefetch from now on.
-                self._reconnector.spawn(self._send_credit())
+                self.refill()
             self._streak = 0
             await self._arrived.wait()
         if self._error is not None and not isinstance(self._error, ClientClosed):
@@ -672,6 +670,7 @@ class Subscription:
                 return
         finally:
             self._subscribing = False
+            self._arrived.notify()  # a reader that has emptied the buffer requests more credit
 
     async def _undo(self) -> bool:
         """Unsubscribe in case an earlier SUBSCRIBE took the number, but was not answered in time or
