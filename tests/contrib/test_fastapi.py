@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from support.daemon import Daemon
+from support.fake_daemon import FakeDaemon
 from support.frameworks import need
 from support.waiting import WAIT_S, comes, soon, until
 
@@ -40,6 +41,7 @@ from tickwheel import (  # noqa: E402
     Delivery,
     NotFound,
     TickwheelError,
+    Unauthorized,
     Unreachable,
     Worker,
     task,
@@ -369,6 +371,16 @@ async def test_a_worker_that_ends_is_logged_and_raised_at_the_end(
         async with app.router.lifespan_context(app):
             await client.delete_group("deleted", "default", force=True)
             await comes(lambda: "continues without its worker" in caplog.text)
+
+
+async def test_a_worker_whose_token_is_refused_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    worker, *_ = collecting("refused")
+    async with FakeDaemon() as daemon:
+        daemon.greet = lambda peer, frame: peer.error(frame, "unauthorized")
+        app = application(url=daemon.url, worker=worker, wait=True)
+        with pytest.raises(Unauthorized):
+            async with app.router.lifespan_context(app):
+                await comes(lambda: "continues without its worker" in caplog.text)
 
 
 def test_a_websocket_and_a_mounted_application_have_the_client(running: Daemon) -> None:

@@ -187,13 +187,13 @@ async def _working(worker: Worker, client: Client, *, wait: bool) -> AsyncIterat
 
 
 async def _work(worker: Worker, client: Client) -> None:
-    while True:
-        try:
-            await client.connect()
-            break
-        except (Unreachable, NotActive):
-            await asyncio.sleep(WAIT_S)
     try:
+        while True:
+            try:
+                await client.connect()
+                break
+            except (Unreachable, NotActive):
+                await asyncio.sleep(WAIT_S)
         await worker.run()
     except TickwheelError as error:
         LOGGER.error("the application continues without its worker: %s: %s", error.code, error)
