@@ -6,8 +6,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from support.engine_rig import Rig
-from support.shard_rig import ShardRig, started
+from support.in_process import InProcess
+from support.shard_rig import Peer, ShardRig, started
 from tickwheel.api.frames import FrameType as T
 from tickwheel.engine.firing import Broadcaster
 from tickwheel.engine.topics import Dispatch
@@ -73,3 +76,22 @@ async def test_tasks_blocked_by_an_order_key_are_not_ready(rig: ShardRig) -> Non
     assert (await peer.enqueue(*[("t", b"", 0, {"order_key": "k"})] * 5))[0] == T.OK
     await rig.settle()
     assert await peer.do(T.PREFETCH, 1, 3, True) == {"in_flight": 1, "ready": 0}
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        (T.GROUP_CREATE, "t", "late", {}),
+        (T.SUBSCRIBE, 1, "t", "late", 10, None),
+        (T.PULL, "t", "late", 10, 0, None),
+    ],
+)
+async def test_a_new_group_is_owed_the_tasks_that_have_not_fired(
+    daemon: InProcess, peer: Peer, frame: tuple[Any, ...]
+) -> None:
+    await daemon.ask(peer, T.GROUP_CREATE, "t", "first", {})
+    _, ids = await daemon.ask(peer, T.ENQUEUE, 0, (("t", b"", 0), ("t", b"", 10)))
+    daemon.sources.now_ms += 20  # the second task is due, and no tick has fired it
+    await daemon.ask(peer, *frame)
+    tasks = await daemon.ask(peer, T.LOOKUP, ids)
+    assert [set(task["groups"]) for task in tasks] == [{"first"}, {"first", "late"}]

@@ -23,7 +23,7 @@ from tickwheel.errors import (
 )
 from tickwheel.model.records import LINE_SETTINGS, GroupSettings
 from tickwheel.server import checks
-from tickwheel.server.shard.groups import OF_GROUPS, check_filter_room, find_room
+from tickwheel.server.shard.groups import OF_GROUPS, check_filter_room, find_room, make_group
 from tickwheel.server.shard.targets import check_no_target
 from tickwheel.server.shard.views import effective_order_settings, policy_map
 
@@ -278,10 +278,7 @@ class Consuming:
             check_filter_room(self._core, in_topic, wanted.filter)
         description = _describe_new(in_topic, self._core.targets)
         grouping = self._parts.border.act().grouping
-        new_group = grouping.create(in_topic, group_name, now.now_ms, settings)
-        if settings != new_group.settings:
-            grouping.set(new_group, settings, now.mono_ms)
-        return new_group, description
+        return make_group(grouping, in_topic, group_name, None, now, settings), description
 
     def _check_draining(self) -> None:
         if self._parts.draining:
