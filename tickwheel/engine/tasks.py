@@ -808,6 +808,13 @@ class KeyControl:
             keys.append(HeldKey(task_id, since_ms, attempt, 0 if queue is None else queue.waiting))
         return keys
 
+    def held_tasks(self, group: Group, order_key: str) -> list[int]:
+        """Return the ids of the held tasks that may have this order key."""
+        ordering, mark = self._core.orderings.by_group.get(group), mark_of_key(None, order_key)
+        if ordering is None:
+            return []
+        return [i for i in ordering.held if ordering.waiting[i].key_mark == mark]
+
     def longest_queues(self, group: Group, limit: int) -> list[KeyQueueState]:
         """Return the order keys and values with the most waiting tasks among the first
         ``QUEUES_RANKED_MAX`` of each."""

@@ -116,14 +116,22 @@ async def test_listings_of_keys_per_step_are_limited(
     assert sum(steps.values()) == 10 and max(steps.values()) == 2
 
 
-async def test_held_tasks_named_by_ids_are_not_searched(
-    daemon: InProcess, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("by_key", [False, True])
+async def test_a_held_task_is_found_among_any_number(
+    daemon: InProcess, monkeypatch: pytest.MonkeyPatch, by_key: bool
 ) -> None:
     peer = daemon.connect()
-    first, _, _ = await held_up(daemon, peer)
-    monkeypatch.setattr(KeyControl, "held_keys", None)
-    answer = await peer.do(T.RELEASE_KEY, "t", "g", (first,), None)
-    assert answer == ((first, "released"),)
+    _, _, newest = await held_up(daemon, peer)
+    read, wanted = daemon.shard.reader.read_some, list[int]()
+
+    def noted(ids: list[int], *limits: Any, **options: Any) -> Any:
+        wanted.extend(ids)
+        return read(ids, *limits, **options)
+
+    monkeypatch.setattr(daemon.shard.reader, "read_some", noted)
+    which = (None, "b") if by_key else ((newest,), None)
+    assert await peer.do(T.RELEASE_KEY, "t", "g", *which) == ((newest, "released"),)
+    assert set(wanted) == {newest}
 
 
 async def test_nack_and_reject_answer_that_the_key_is_held(daemon: InProcess) -> None:

@@ -30,7 +30,6 @@ from tickwheel.engine.ordering import mark_of_key, shared_value
 from tickwheel.engine.tasks import HeldKey, KeyQueueState, PausedKeyState
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, Refused
-from tickwheel.limits import KEY_TASKS_MAX
 from tickwheel.model.filters import TOPIC_STEPS_MAX
 from tickwheel.model.kinds import PausedKey
 from tickwheel.model.records import (
@@ -502,10 +501,9 @@ class KeyOperations:
             group = self._find(names)
             if key is None:
                 candidates[:] = dict.fromkeys(ids)
-            else:
-                held_keys = self._key_control.held_keys(group, KEY_TASKS_MAX)
-                candidates[:] = [held.task_id for held in held_keys]
-            return candidates, len(candidates)
+                return candidates, len(candidates)
+            candidates[:] = self._key_control.held_tasks(group, key)
+            return candidates, group.held
 
         def act(indexes: range, snapshots: Mapping[int, TaskSnapshot]) -> None:
             parts.border.act()
