@@ -453,6 +453,20 @@ def test_runs_max_limits_the_runs(rig: ScheduleRig) -> None:
     assert len(rig.tasks_of()) == 3
 
 
+def test_a_lowered_runs_max_drops_the_queued_occurrence(rig: ScheduleRig) -> None:
+    rig.put(overlap="queue_one")
+    rig.subscribe("s")
+    rig.settle()
+    rig.after(10_000).settle()
+    got = rig.one()
+    rig.after(10_000).settle()
+    assert rig.planned().row.queued_ms == NOW_MS + 20_000
+    assert rig.put(anchor_ms=NOW_MS, overlap="queue_one", runs_max=1) == "updated"
+    rig.ack(got)
+    rig.settle()
+    assert (rig.planned().row.runs, rig.tasks_of()) == (1, [])
+
+
 def test_jitter_is_bounded_and_the_same_after_a_restart() -> None:
     schedule = Schedule("s", "t", b"", None, None, "UTC", 10, 0, jitter_ms=500)
     results = [jitter_of(schedule, n * 1_000) for n in range(1_000)]

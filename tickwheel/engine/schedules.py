@@ -95,11 +95,11 @@ class Schedules:
         if _timing(before.schedule) != _timing(schedule):
             next_ms = table.after(now_ms)
         existing.table = table
+        queued_ms = before.queued_ms if schedule.overlap == "queue_one" else None
         if schedule.runs_max is not None and before.runs >= schedule.runs_max:
-            next_ms = None
+            next_ms = queued_ms = None
         elif next_ms is None:
             next_ms = table.after(now_ms)
-        queued_ms = before.queued_ms if schedule.overlap == "queue_one" else None
         row = before._replace(schedule=schedule, next_ms=next_ms, queued_ms=queued_ms)
         self._record_change(existing, row, PUT, same_body=schedule.body == before.schedule.body)
         return "updated"
