@@ -509,6 +509,19 @@ def test_a_changed_overlap_applies_to_an_unfinished_task(rig: ScheduleRig) -> No
     assert rig.times_of()[-1:] == after(30)
 
 
+def test_an_overlap_changed_during_a_look_up_cancels_nothing(rig: ScheduleRig) -> None:
+    rig.put(overlap="cancel_previous")
+    rig.settle()
+    rig.after(10_000).settle()
+    rig.after(10_000).engine.schedules.fire(rig.now_ms, 100, accepts=True)
+    (entry,), rig.core.schedule_heap.to_cancel = rig.core.schedule_heap.to_cancel, []
+    rig.put(anchor_ms=NOW_MS, overlap="allow")
+    task_id = entry.row.last_id
+    rig.engine.schedules.replace(entry, task_id, rig.known([task_id])[task_id])
+    rig.settle()
+    assert rig.times_of() == after(10, 20)
+
+
 def test_deleting_a_schedule_keeps_its_tasks(rig: ScheduleRig) -> None:
     rig.put(overlap="skip")
     rig.settle()

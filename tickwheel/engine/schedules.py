@@ -235,7 +235,8 @@ class Schedules:
         record. A task in flight is not cancelled."""
         entry.cancelling = False
         row = entry.row
-        if entry.unfinished and row.last_id == task_id and not row.paused:
+        is_wanted = row.schedule.overlap == "cancel_previous" and not row.paused
+        if is_wanted and entry.unfinished and row.last_id == task_id:
             self._schedule_heap.unwatch(entry)
             self._control.cancel(task_id, snapshot)
         if self._schedule_heap.by_name.get(entry.name) is entry:
