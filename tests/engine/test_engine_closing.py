@@ -8,6 +8,7 @@ import pytest
 
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, Rig
+from tickwheel.model.policies import Coalescing
 from tickwheel.model.records import ProgressState
 
 # --- made ----------------------------------------------------------------------------------------
@@ -163,6 +164,21 @@ def test_tasks_due_during_a_deletion_wait_for_the_next_group(rig: Rig) -> None:
     recount(rig)
     rig.subscribe(group="b")
     assert rig.one().id == late
+
+
+@pytest.mark.parametrize("action", ["keep", "reject", "replace"])
+def test_a_task_that_ends_with_its_group_is_not_pending(rig: Rig, action: str) -> None:
+    rig.subscribe(group="a", prefetch=0)
+    old = rig.enqueue(key="k")
+    rig.fire()
+    group = rig.close_group("t", "a")
+    new = rig.coalesce(Coalescing(action), 0)
+    rig.commit()
+    while not rig.drain(group):
+        rig.commit()
+    rig.commit()
+    rig.fire()
+    assert (rig.state(old), rig.state(new)) == ("deleted", "ready")
 
 
 def test_a_new_group_gets_tasks_due_during_a_deletion(rig: Rig) -> None:

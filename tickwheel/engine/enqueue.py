@@ -690,10 +690,10 @@ class Coalescer:
 
     def is_pending(self, snapshot: TaskSnapshot, rule: Coalescing) -> bool:
         """Return whether the rule counts a durable, unfinished task as pending. A task of which
-        only dead letters are left is never pending."""
+        only dead letters are left, or which ends with a group's deletion, is never pending."""
         if self._core.is_scheduled(snapshot.row):
             return True
-        groups = self._ownership.groups_of(snapshot)
+        groups = [group for group in self._ownership.groups_of(snapshot) if not group.is_closed]
         if not groups:
             return False
         if rule.action != REPLACE and rule.unique_until != STARTED:
