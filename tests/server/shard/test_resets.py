@@ -356,14 +356,20 @@ async def test_a_cancelled_reset_stops_enqueuing(daemon: InProcess, peer: Peer) 
     assert len(await take(daemon, peer)) == answer["changed"] <= 1
 
 
-async def test_a_reset_without_its_group_fails(daemon: InProcess, peer: Peer) -> None:
+@pytest.mark.parametrize("comes_back", [False, True])
+async def test_a_reset_without_its_group_fails(
+    daemon: InProcess, peer: Peer, comes_back: bool
+) -> None:
     await make(peer, "g", "other")
     await put(peer, 0)
     await take(daemon, peer)
     async with daemon.shard.resets._plan_lock:
         await peer.do(T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
+        if comes_back:
+            await comes(lambda: daemon.shard.resets.plans, every_s=0.002)
         await peer.do(T.GROUP_DELETE, "t", "g", True)
         await daemon.settle()
+        await make(peer, *["g"] * comes_back)
     result = await over(daemon, peer, "r")
     assert (result["state"], result["note"]) == ("failed", "group g of topic t was deleted")
 

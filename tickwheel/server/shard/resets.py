@@ -133,27 +133,23 @@ class Resets:
 
     async def run(self, work: Work) -> None:
         """See ``bulk.BulkKind``."""
-        group = self._group(work)
-        if group is None:
+        group = self._engine.core.find_group(work.bulk.topic, str(work.bulk.argument("group")))
+        if group is None or group.is_closed:
+            self._fail_deleted(work)
             return
         wanted = scope_of(work.bulk, group, work.bulk.id)
         try:
             async with self.plan(wanted, work.bulk.until_id, lambda: work.is_running) as plan:
                 if gaps := (await plan.do(Plan.count)).incomplete:
                     work.note = incomplete(gaps)
-                while work.is_running and await self._enqueue_some(work, plan):
+                while work.is_running and await self._enqueue_some(work, group, plan):
                     pass
         except CannotPlan as error:
             self._fail(work, f"its tasks cannot be determined: {error}")
 
-    def _group(self, work: Work) -> Group | None:
-        """Return the group of a reset. If it was deleted, fail the operation and return None."""
-        name = str(work.bulk.argument("group"))
-        group = self._engine.core.find_group(work.bulk.topic, name)
-        if group is None or group.is_closed:
-            self._fail(work, f"group {name} of topic {work.bulk.topic} was deleted")
-            return None
-        return group
+    def _fail_deleted(self, work: Work) -> None:
+        name, topic = work.bulk.argument("group"), work.bulk.topic
+        self._fail(work, f"group {name} of topic {topic} was deleted")
 
     def _fail(self, work: Work, note: str) -> None:
         if work.is_running:
@@ -161,7 +157,7 @@ class Resets:
             self._engine.bulks.end(work.bulk.id, BulkState.FAILED, *now, note)
             self._runner.committer.kick()
 
-    async def _enqueue_some(self, work: Work, plan: PlanThread) -> bool:
+    async def _enqueue_some(self, work: Work, group: Group, plan: PlanThread) -> bool:
         """Enqueue some tasks in one step. Return False if the plan contains no more tasks."""
         await work.wait_for_rate()
         room = self._engine.core.room
@@ -175,8 +171,9 @@ class Resets:
                 return False
             tasks, originals = await self._originals(kept, read)
             async with self._runner.slice():
-                group = self._group(work)
-                if not work.is_running or group is None:
+                if group.is_closed:  # a group that was created again is another one
+                    self._fail_deleted(work)
+                if not work.is_running:
                     return False
                 work.change(partial(self._step, work.bulk, group, tasks, originals))
         await work.wait_until_durable()
