@@ -26,12 +26,17 @@ def test_higher_priorities_are_first_and_equal_in_order() -> None:
     assert len(queue) == 0
 
 
-@pytest.mark.parametrize("step", [1, 3, 7, 16, 100, 1_000])
-def test_one_of_sixteen_is_of_a_lower_priority(step: int) -> None:
+@pytest.mark.parametrize(
+    ("step", "fits"),
+    [(1, 1), (3, 3), (7, 7), (16, 16), (100, 100), (1_000, 1_000), (16, 15), (100, 20), (512, 4)],
+)
+def test_one_of_sixteen_is_of_a_lower_priority(step: int, fits: int) -> None:
     queue = filled(*((i, 9) for i in range(300)), *((1_000 + i, 0) for i in range(300)))
     taken: list[int] = []
     while len(taken) < 160:
-        taken += queue.take(step)
+        ids = queue.take(step)
+        taken += ids[:fits]
+        queue.put_back(ids[fits:])
     low = [index for index, task_id in enumerate(taken[:160]) if task_id >= 1_000]
     assert low == [15 + FAIR_EVERY * i for i in range(10)]
     assert [taken[i] for i in low] == list(range(1_000, 1_010))

@@ -129,6 +129,7 @@ class ReadyQueue:
     that the task is delivered once."""
 
     __slots__ = (
+        "_before",
         "_by_priority",
         "_picks",
         "_plain",
@@ -150,6 +151,8 @@ class ReadyQueue:
         """Priority → value of ``_picks`` at its last turn."""
         self._runs: list[tuple[int, int]] = []
         """(priority, count) of the ids taken last; empty if none had a priority."""
+        self._before: list[tuple[int, int]] = []
+        """(``_turn``, value of ``_served`` of the priority) before each of ``_runs``."""
         self.last_taken_arrival_ms: int | None = None
         """The approximate arrival of the last entry of the level that became empty last."""
         self.stale: dict[int, dict[int, int]] = {}
@@ -199,7 +202,7 @@ class ReadyQueue:
 
     def take(self, limit: int) -> list[int]:
         """Remove and return up to ``limit`` ids in the order of delivery."""
-        self._runs = []
+        self._runs, self._before = [], []
         if not self._by_priority:
             return self._plain.take(limit)
         taken: list[int] = []
@@ -223,6 +226,7 @@ class ReadyQueue:
             self._emptied(level)
             del self._by_priority[priority]
         self._runs.append((priority, len(taken)))
+        self._before.append((self._turn, self._served.get(priority, 0)))
         return taken
 
     def _emptied(self, level: PriorityLevel) -> None:
@@ -231,16 +235,17 @@ class ReadyQueue:
 
     def _take_lower(self, highest: int) -> list[int]:
         """Take an id from the priority below ``highest`` that has waited longest for its turn."""
-        self._turn = 0
         lower = [priority for priority in self._by_priority if priority < highest]
         if len(self._plain):
             lower.append(0)
-        if not lower:
-            return []
-        priority = min(lower, key=lambda p: (self._served.get(p, 0), -p))
-        self._picks += 1
-        self._served[priority] = self._picks
-        return self._take(priority, 1)
+        taken: list[int] = []
+        if lower:
+            priority = min(lower, key=lambda p: (self._served.get(p, 0), -p))
+            taken = self._take(priority, 1)
+            self._picks += 1
+            self._served[priority] = self._picks
+        self._turn = 0
+        return taken
 
     def priority_at(self, index: int) -> int:
         """Return the priority of the id at ``index`` among the ids taken last."""
@@ -256,13 +261,22 @@ class ReadyQueue:
         return [priority for priority, length in runs for _ in range(length)]
 
     def put_back(self, ids: Sequence[int]) -> None:
-        """Put the tail of the ids taken last back to the front of their levels."""
-        for priority, count in reversed(self._runs or [(0, len(ids))]):
-            keep = max(0, len(ids) - count)
-            (self._level(priority) if priority else self._plain).push_front(ids[keep:])
-            ids = ids[:keep]
+        """Put the tail of the ids taken last back to the front of their levels, and undo the turns
+        that they have used."""
+        if not self._runs:
+            self._plain.push_front(ids)
+            return
+        for (priority, count), (turn, served) in zip(
+            reversed(self._runs), reversed(self._before), strict=True
+        ):
             if not ids:
                 return
+            keep = max(0, len(ids) - count)
+            (self._level(priority) if priority else self._plain).push_front(ids[keep:])
+            used = turn + (max(0, count - len(ids)) if priority else 0)
+            self._turn = used if used < FAIR_EVERY else 0
+            self._served[priority] = served
+            ids = ids[:keep]
 
     def drop_stale(self) -> None:
         """Remove all stale entries. This scans all entries."""
