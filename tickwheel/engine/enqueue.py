@@ -737,10 +737,6 @@ class Coalescer:
         drafts = [new.draft for new in plan.new]
         ids: Sequence[int] = ()
         if drafts:
-            if any(draft[3] is not None and draft[3].within_ms is not None for draft in drafts):
-                drafts = self._intake.place(drafts, now_ms)
-                for new, draft in zip(plan.new, drafts, strict=True):
-                    new.draft = draft
             size_bytes = sum(size_of(draft[2], draft[3]) for draft in drafts)
             ids = self._intake.stage(drafts, size_bytes, now_ms, source)
             if plan.is_accepted:

@@ -215,3 +215,13 @@ async def test_a_task_with_a_coalescing_rule_can_have_a_window(rig: SchedulingRi
     assert (found["asked_ms"], found["within_ms"]) == (low_ms, 60_000)
     rows = [(word, due_ms) for (word, due_ms) in (*first[2]["outcomes"], *again[2]["outcomes"])]
     assert rows == [("stored", found["due_ms"]), ("kept", found["due_ms"])]
+
+
+async def test_a_replaced_body_keeps_the_due_time_despite_its_window(rig: SchedulingRig) -> None:
+    await rig.ask(T.ENQUEUE, FLOOR, [("t", b"x", 0, {"key": "k"})])
+    epoch, _, ((task_id, attempt, *_),) = await rig.ask(T.PULL, "t", "g", 1, 0, None)
+    await rig.ask(T.NACK, "t", "g", [(task_id, epoch, attempt, 5_000, "no")])
+    task = windowed(0, 60_000, key="k", if_pending={"action": "replace", "replaces": "body"})
+    _, (newer_id,), more = await rig.ask(T.ENQUEUE, FLOOR, [task])
+    assert newer_id != task_id
+    assert more["outcomes"] == (("replaced", NOW_MS + 5_000),)
