@@ -554,13 +554,17 @@ class Coalescer:
         landed tasks with its keys. The result is valid only during the current step of the event
         loop."""
         first_ids: dict[TopicKey, int] = {}
-        must_wait = False
+        replaced = set[TopicKey]()
+        must_wait = is_excluded = False
         for task, rule in zip(new_tasks, rules, strict=True):
             if rule is None or rule.action == ADD:
                 continue
             topic_key, first_id = _topic_key(task), self._first_id(rule, now_ms)
             staged = self._newest_staged(topic_key, first_id)
-            if staged is not None and rule.action != REPLACE:
+            if rule.action == REPLACE:
+                replaced.add(topic_key)
+            elif staged is not None:
+                is_excluded = True
                 continue
             must_wait = must_wait or staged is not None or self._is_landing(topic_key, first_id)
             first_ids[topic_key] = min(first_id, first_ids.get(topic_key, first_id))
@@ -573,6 +577,8 @@ class Coalescer:
             count += len(ids)
             if ids:
                 by_key[topic_key] = ids[bisect_left(ids, first_id) :][::-1]
+        # A request that replaces a task must not depend on one that can be refused.
+        must_wait = must_wait or (is_excluded and not replaced.isdisjoint(by_key))
         distinct_ids = dict.fromkeys(chain.from_iterable(by_key.values()))
         return NeededRecords(distinct_ids.keys(), must_wait, count, by_key)
 

@@ -747,6 +747,20 @@ async def test_a_busy_producer_does_not_starve_other_decisions(rig: ShardRig) ->
     assert words["replace"] in ("replaced", "overloaded")
 
 
+async def test_a_request_that_replaces_and_keeps_waits_for_the_commit(rig: ShardRig) -> None:
+    peer, other = await rig.peer(), await rig.peer()
+    await peer.call(T.ENQUEUE, 0, (task(),))
+    rig.store.stall()
+    other.send(T.ENQUEUE, 0, (task(key="other"),))
+    await rig.until(lambda: rig.core.sealed is not None)
+    other.send(T.ENQUEUE, 0, (task(key="l"),))
+    number = peer.send(T.ENQUEUE, 0, (task("replace"), task("keep", key="l")))
+    await rig.settle(4 * shard_enqueue.ATTEMPTS_MAX)
+    rig.store.go_on()
+    answer = await peer.answer(number)
+    assert [word for word, _ in answer[2][2]["outcomes"]] == ["replaced", "kept"]
+
+
 async def test_a_refused_replacement_is_committed_later(rig: ShardRig) -> None:
     """With the other tasks of its request; a plain one beside it is refused."""
     peer = await rig.peer()
