@@ -89,7 +89,7 @@ def ack(*some: int, group: str = "g", last: bool = True) -> Record:
 
 def test_acked_tasks_are_planned_with_all_fields(tmp_path: Path) -> None:
     given = {"key": "k", "tag": "eu", "properties": {"n": 1}, "priority": 3, "order_key": "c"}
-    plan = plan_of(tmp_path, put(A, B, **given), delivered([A]), ack(A, last=False))
+    plan = plan_of(tmp_path, put(A, B, **given), delivered([A], due_ms=DUE), ack(A, last=False))
     (kept,) = plan.read((-1, -1), 100, 1 << 20)
     assert (kept.id, kept.due_ms, kept.body) == (A, DUE, str(A).encode())
     assert kept.options == TaskOptions(**given)
@@ -134,12 +134,15 @@ def test_rescheduled_tasks_count_by_their_last_due_time(tmp_path: Path) -> None:
     moved_in = [EventKind.RESCHEDULED, NOW_MS, "t", [A], [DUE]]
     moved_out = [EventKind.RESCHEDULED, NOW_MS, "t", [B], [DUE - 1]]
     retried = [EventKind.RESCHEDULED, NOW_MS, "t", [C], [DUE + DAY_MS]]
+    released = [EventKind.RELEASED, NOW_MS, "t", "g", "w@1", [D], 1]
+    moved_later = [EventKind.RESCHEDULED, NOW_MS, "t", [D], [DUE + 3]]
     plan = plan_of(
-        tmp_path, put(A, due_ms=DUE + DAY_MS), put(B, C), moved_in, moved_out, delivered([C]),
-        retried, ack(A, B, C), wanted=wanted,
+        tmp_path, put(A, due_ms=DUE + DAY_MS), put(B, C), put(D, due_ms=DUE - 1), moved_in,
+        moved_out, delivered([C], due_ms=DUE), retried, delivered([D], due_ms=DUE - 1), released,
+        moved_later, delivered([D], 2, due_ms=DUE + 3), ack(A, B, C, D), wanted=wanted,
     )  # fmt: skip
-    (first, second) = plan.read((-1, -1), 100, 1 << 20)
-    assert (first.id, first.body, second.id) == (A, str(A).encode(), C)
+    (first, second, third) = plan.read((-1, -1), 100, 1 << 20)
+    assert (first.id, first.body, second.id, third.id) == (A, str(A).encode(), C, D)
 
 
 def test_a_replaced_task_is_planned_with_its_last_content(tmp_path: Path) -> None:

@@ -297,12 +297,13 @@ class _Fold:
             self._arrived(id_, event)
             return
         state = self._state(id_)
-        if state is None:
-            if kind != "delivered":
-                return
-            # The event of its enqueue is missing from the history.
-            state = self._set_state(id_, int(event["due_ms"]), TaskFlags(0), id_)
-        if kind == "rescheduled":
+        if kind == "delivered":
+            # The event of its enqueue can be missing; it can have moved after an earlier delivery.
+            state = state or self._set_state(id_, 0, TaskFlags(0), id_)
+            state[0] = int(event["due_ms"])
+        elif state is None:
+            return
+        elif kind == "rescheduled":
             if not state[1] & TaskFlags.TOUCHED:
                 state[0] = int(event["due_ms"])
                 state[2] = int(event.get("order_id", state[2]))
