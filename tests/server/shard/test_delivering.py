@@ -78,6 +78,21 @@ async def test_tasks_blocked_by_an_order_key_are_not_ready(rig: ShardRig) -> Non
     assert await peer.do(T.PREFETCH, 1, 3, True) == {"in_flight": 1, "ready": 0}
 
 
+async def test_a_closed_connection_is_not_kept_for_its_order_keys(rig: ShardRig) -> None:
+    peers = [await rig.peer(), await rig.peer()]
+    for peer in peers:
+        await peer.do(T.SUBSCRIBE, 1, "t", "g", 10, None)
+    await peers[0].enqueue(*[("t", b"", 0, {"order_key": str(n)}) for n in range(20)])
+    await rig.settle()
+    group = rig.core.find_group("t", "g")
+    assert group is not None
+    preferences = rig.core.orderings.by_group[group].preferences
+    remembered = set(preferences._last_subscribers.values())
+    assert len(remembered) == 2
+    peers[0].transport.lose()
+    assert sorted(subscriber.sink is None for subscriber in remembered) == [False, True]
+
+
 @pytest.mark.parametrize(
     "frame",
     [

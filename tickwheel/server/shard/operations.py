@@ -290,6 +290,7 @@ class Operations:
         for subscriber in caller.consumers:
             if subscriber.sink is not None:
                 subscriber.sink.closed()
+                subscriber.sink = None  # a group can remember the subscriber for its order keys
             shard.engine.subscriptions.disconnected(subscriber, mono_ms, death)
         caller.subscribers.clear()
         caller.pulls.clear()
