@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,7 +39,7 @@ from tickwheel.model.records import GroupSettings
 TOPIC, GROUPS = "t", ("g", "h")
 VALUES: list[str | int | float | bool] = ["a", "", "1", 1, 2**53 + 1, 0.5, True]
 SECRETS = [(), ("one",), ("one", "two")]
-URLS = ["https://one/", "redis://two"]
+URLS = ["https://one/", "redis://two", "https://one/?token=a", "https://one/?token=b"]
 TARGETS = TargetRow("t", "g", "push", "https://one/", ("one",), (("headers", "a: b"), ("n", 3)), 5,
                     "me")  # fmt: skip
 
@@ -63,7 +64,7 @@ def resume(rig: RecordingRig, group: str, value: Any, number: int) -> None:
 
 def set_target(rig: RecordingRig, group: str, value: Any, number: int) -> None:
     row = TARGETS._replace(
-        group=group, url=URLS[number % 2], secrets=SECRETS[number % 3], since_ms=number
+        group=group, url=URLS[number % 4], secrets=SECRETS[number % 3], since_ms=number
     )
     rig.engine.grouping.set_target(row)
 
@@ -112,7 +113,7 @@ STEPS: list[Callable[[RecordingRig, str, Any, int], None]] = [
 def test_events_since_any_backup_lead_to_the_records_of_the_store(
     steps: list[tuple[Callable[..., None], str, Any, int]], at: int
 ) -> None:
-    """Except for targets whose secrets only the store has; these are named."""
+    """Except for targets whose secrets, or hidden URLs, only the store has; these are named."""
     rig = RecordingRig(CONFIG)
     for group in GROUPS:
         rig.subscribe(TOPIC, group)
@@ -129,7 +130,7 @@ def test_events_since_any_backup_lead_to_the_records_of_the_store(
     lost = {(TARGET, tuple(name.split())) for name in fold.records.targets_lost()}
     stored = recorded(rig)
     assert {key: row for key, row in stored.items() if key not in lost} == fold.records.records
-    assert all(stored[key].secrets for key in lost)
+    assert all(stored[key].secrets or "token" in stored[key].url for key in lost)
 
 
 def recorded(rig: RecordingRig) -> dict[RecordKey, Any]:
@@ -156,9 +157,28 @@ def test_a_deleted_group_takes_its_pauses_and_its_target_along() -> None:
 def test_no_secret_gets_into_the_history() -> None:
     rig = RecordingRig(CONFIG)
     rig.engine.grouping.set_target(TARGETS._replace(secrets=("sesame",)))
+    rig.engine.grouping.set_target(TARGETS._replace(url="https://one/?token=sesame"))
     rig.commit()
-    [event] = lines(rig.history)
-    assert event["event"] == "record_put" and "sesame" not in json.dumps(event)
+    events = lines(rig.history)
+    assert [event["event"] for event in events] == ["record_put", "record_put"]
+    assert "sesame" not in json.dumps(events)
+
+
+@pytest.mark.parametrize("changed", [True, False])
+def test_a_url_with_hidden_values_comes_from_the_backup(changed: bool) -> None:
+    rig = RecordingRig(CONFIG)
+    target = TARGETS._replace(url="https://one/?token=a")
+    rig.engine.grouping.set_target(target)
+    rig.commit()
+    backup, start = recorded(rig), len(rig.history)
+    url = "https://one/?token=b" if changed else target.url
+    rig.engine.grouping.set_target(target._replace(url=url, options=(), since_ms=9))
+    rig.commit()
+    fold = Fold(Owners([]), 0, 0, records=backup)
+    for event in lines(rig.history[start:]):
+        fold.apply(event)
+    assert fold.records.records == ({} if changed else recorded(rig))
+    assert fold.records.targets_lost() == (["t g"] if changed else [])
 
 
 def target_event(**more: Any) -> list[Any]:

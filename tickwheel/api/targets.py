@@ -38,6 +38,7 @@ LOG_MAX: Final = 200
 """Maximum number of a push's requests that the daemon remembers."""
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
 _HIDDEN: Final = frozenset(("password", "passwd", "secret", "token", "api_key", "access_key"))
+HIDDEN_VALUE: Final = "…"
 SYMMETRIC, PRIVATE = "whsec_", "whsk_"
 """Prefixes of secrets: of an HMAC-SHA256 key, and of an Ed25519 private key."""
 
@@ -50,8 +51,8 @@ def shown_url(url: str) -> str:
         return url
     hides_all = url.startswith(("http://", "https://"))
     pairs = parse_qsl(query, keep_blank_values=True)
-    shown_pairs = (f"{n}={'…' if hides_all or n.lower() in _HIDDEN else v}" for n, v in pairs)
-    return f"{base}?{'&'.join(shown_pairs)}"
+    shown = ((n, HIDDEN_VALUE if hides_all or n.lower() in _HIDDEN else v) for n, v in pairs)
+    return f"{base}?{'&'.join(map('='.join, shown))}"
 
 
 def hosts_of(url: str) -> list[tuple[str, int | None]]:

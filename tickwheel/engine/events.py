@@ -149,9 +149,9 @@ class Recorder(Protocol):
 
     # --- records -----------------------------------------------------------------------------
 
-    def record_put(self, kind: Kind[Any], row: Any, *, same_secrets: bool = False) -> None:
-        """Report that a record of a RECORDED kind was created or changed. ``same_secrets`` means
-        that the preceding record with its key had the same secrets."""
+    def record_put(self, kind: Kind[Any], row: Any, before: Any = None) -> None:
+        """Report that a record of a RECORDED kind was created or changed. ``before``: the preceding
+        record, which only targets need."""
 
     def record_dropped(self, kind: Kind[Any], row: Any) -> None:
         """Report that a record of a RECORDED kind was removed."""

@@ -255,9 +255,8 @@ class Grouping:
     def set_target(self, row: TargetRow) -> None:
         """Set or replace the target of a group."""
         before = self._core.targets.get((row.topic, row.group))
-        same_secrets = before is not None and before.secrets == row.secrets
         self._core.targets[row.topic, row.group] = row
-        self._core.put_record(TARGET, row, same_secrets=same_secrets)
+        self._core.put_record(TARGET, row, before)
 
     def drop_target(self, topic: str, group: str) -> TargetRow | None:
         """Remove and return the target of a group, or return None if it has none."""

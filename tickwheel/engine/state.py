@@ -606,11 +606,11 @@ class Core:
 
     # --- records -------------------------------------------------------------------------
 
-    def put_record(self, kind: Kind[R], row: R, *, same_secrets: bool = False) -> None:
+    def put_record(self, kind: Kind[R], row: R, before: R | None = None) -> None:
         """Store a record of a RECORDED kind with the open batch, and report it to the history;
-        ``Recorder.record_put`` explains ``same_secrets``."""
+        ``Recorder.record_put`` explains ``before``."""
         self.open.effects.put(kind, row)
-        self.recorder.record_put(kind, row, same_secrets=same_secrets)
+        self.recorder.record_put(kind, row, before)
 
     def drop_record(self, kind: Kind[R], row: R) -> None:
         """Remove a record of a RECORDED kind with the open batch, and report it."""

@@ -27,6 +27,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tickwheel.api.targets import HIDDEN_VALUE, shown_url
 from tickwheel.clock import Clock
 from tickwheel.engine.events import COMMITTED, PARKED, PUT, ROLLED_BACK
 from tickwheel.engine.state import Core
@@ -36,13 +37,14 @@ from tickwheel.history.lines import CLOCK_SET_BACK, EventKind
 from tickwheel.history.segments import state_folder
 from tickwheel.history.spool import BYTES_MAX, Pending, Spool, take_pending
 from tickwheel.history.writer import DISK_CLEAN, DISK_WARN, RETENTION_S, WriterOptions
+from tickwheel.model.kinds import TARGET
 from tickwheel.persistence.contract import Evidence, Opened
 from tickwheel.version import __version__
 from tickwheel.waiting import cancel_all
 
 if TYPE_CHECKING:
     from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
-    from tickwheel.model.kinds import Halves, Kind, Run, ScheduleRow, TransactionRow
+    from tickwheel.model.kinds import Halves, Kind, Run, ScheduleRow, TargetRow, TransactionRow
     from tickwheel.model.lateness import Causes
     from tickwheel.model.records import GroupSettings, NewTask, TaskRow
 
@@ -302,10 +304,10 @@ class Recorder:
 
     # --- records -----------------------------------------------------------------------------
 
-    def record_put(self, kind: Kind[Any], row: Any, *, same_secrets: bool = False) -> None:
+    def record_put(self, kind: Kind[Any], row: Any, before: Any = None) -> None:
         fields = row._asdict()
-        if "secrets" in fields:
-            fields |= {"secrets": len(row.secrets), "same_secrets": same_secrets}
+        if kind is TARGET:
+            fields |= _without_secrets(row, before)
         self._record(kind, row, "put", fields)
 
     def record_dropped(self, kind: Kind[Any], row: Any) -> None:
@@ -389,6 +391,20 @@ def settings_map(settings: GroupSettings) -> dict[str, Any]:
         "closed_id": None,
     }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _without_secrets(row: TargetRow, before: TargetRow | None) -> dict[str, Any]:
+    """Return the fields of a target that differ in its event: the URL as answers show it, the
+    number of secrets, which include a URL with hidden values, and whether ``before`` had them."""
+    shown = shown_url(row.url)
+    hides = HIDDEN_VALUE in shown
+    return {
+        "url": shown if hides else row.url,
+        "secrets": len(row.secrets) + hides,
+        "same_secrets": before is not None
+        and before.secrets == row.secrets
+        and (before.url == row.url or not hides),
+    }
 
 
 def schedule_map(row: ScheduleRow) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
+from tickwheel.api.targets import shown_url
 from tickwheel.engine.ownership import is_closed, moved_before, owing
 from tickwheel.history.lines import NAMES, RECORD_EVENTS
 from tickwheel.history.read import task_id
@@ -35,6 +36,7 @@ from tickwheel.model.kinds import (
     RECENT_MAX,
     RECORDED,
     RUN,
+    TARGET,
     Half,
     Halves,
     RecordKey,
@@ -285,7 +287,7 @@ class Records:
 
     def targets_lost(self) -> list[str]:
         """Return, as "topic group", the groups whose targets cannot be restored, because they got
-        new secrets after the backup."""
+        new secrets, or a URL with new hidden values, after the backup."""
         return sorted(self._without_secrets.values())
 
     def apply(self, event: Event) -> bool:
@@ -297,12 +299,7 @@ class Records:
         if event["event"] == RECORD_EVENTS["dropped"]:
             self._forget((kind, tuple(settings["key"])))
             return True
-        same_secrets = settings.pop("same_secrets", False)
-        if settings.get("secrets") == 0:
-            settings["secrets"] = ()
-        elif "secrets" in settings:
-            before = self.records.get((kind, (settings["topic"], settings["group"])))
-            settings["secrets"] = before.secrets if same_secrets and before is not None else None
+        is_whole = kind is not TARGET or self._add_secrets(settings)
         row_type: Any = kind.builds[-1]
         known = {name: settings[name] for name in row_type._fields if name in settings}
         if "options" in known:
@@ -310,11 +307,22 @@ class Records:
         row = row_type(**known)
         key = (kind, kind.key(row))
         self._forget(key)
-        if known.get("secrets", ()) is None:
-            self._without_secrets[key] = f"{row.topic} {row.group}"
-        else:
+        if is_whole:
             self.records[key] = row
+        else:
+            self._without_secrets[key] = f"{row.topic} {row.group}"
         return True
+
+    def _add_secrets(self, settings: dict[str, Any]) -> bool:
+        """Add what the event of a target lacks. Return False if it is unknown."""
+        count, settings["secrets"] = settings["secrets"], ()
+        key = (TARGET, (settings["topic"], settings["group"]))
+        before = self.records.get(key) if settings["same_secrets"] else None
+        if before is not None and count:
+            settings["secrets"] = before.secrets
+            if shown_url(before.url) == settings["url"]:
+                settings["url"] = before.url
+        return before is not None or not count
 
     def _forget(self, key: RecordKey) -> None:
         self.records.pop(key, None)
