@@ -328,6 +328,17 @@ async def test_a_replaced_task_has_its_new_content(tmp_path: Path) -> None:
     assert C not in found.rows and report.without_body.count == 1
 
 
+async def test_a_task_replaced_before_the_backup_has_the_body_of_the_backup(tmp_path: Path) -> None:
+    """Also if the history, which has no bodies, is read from a moment before the backup."""
+    backup = await make_backup(tmp_path, [OLD])
+    replaced = [[EventKind.REPLACED, t(at), "p", [A], [DUE], "t", {}, None, None]
+                for at in (-900, -5)]  # fmt: skip
+    write(tmp_path, [[STARTED], replaced, [stopped()]])
+    report, found = await restored(tmp_path, backup)
+    assert found.rows == {A: OLD}
+    assert report.exact and report.without_body.count == 0
+
+
 async def test_each_group_owes_its_own_end(tmp_path: Path) -> None:
     groups = [GroupRow("t", "g", 0), GroupRow("t", "h", 0), GroupRow("t", "late", t(7))]
     rows = [TaskRow(i, DUE, "t", b"x") for i in (A, B, C)]

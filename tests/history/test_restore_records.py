@@ -196,15 +196,23 @@ async def restored_target(
 
 
 async def test_a_target_changed_since_is_restored_with_its_secrets(tmp_path: Path) -> None:
-    event = target_event(url="https://new/")
+    event = target_event(url="https://new/", since_ms=6)
     report, rows = await restored_target(tmp_path, keyed(TARGET, [TARGETS]), event)
-    assert rows == [TARGETS._replace(url="https://new/")] and report.exact
+    assert rows == [TARGETS._replace(url="https://new/", since_ms=6)] and report.exact
+
+
+async def test_a_target_set_just_before_the_backup_is_restored(tmp_path: Path) -> None:
+    """The last position in the backup can be earlier than its last event."""
+    event = target_event(same_secrets=False)
+    report, rows = await restored_target(tmp_path, keyed(TARGET, [TARGETS]), event)
+    assert rows == [TARGETS] and report.exact
 
 
 async def test_a_target_with_new_secrets_is_missing_and_named(tmp_path: Path) -> None:
     """A push to the former address, or with the former secrets, would be wrong."""
     backup = await make_backup(tmp_path, records=keyed(TARGET, [TARGETS]))
-    write(tmp_path, [[STARTED], [target_event(same_secrets=False)], [stopped()]])
+    event = target_event(same_secrets=False, since_ms=6)
+    write(tmp_path, [[STARTED], [event], [stopped()]])
     report = await run(tmp_path, backup)
     assert (await held(url(tmp_path))).small.of_kind(TARGET) == []
     assert report.targets_lost == ["t g"] and not report.exact
@@ -214,8 +222,8 @@ async def test_a_target_that_got_other_secrets_and_was_removed_is_not_missed(
     tmp_path: Path,
 ) -> None:
     drop = [EventKind.RECORD, NOW_MS + 6, "t", "g", "target", "dropped", {"key": ["t", "g"]}]
-    records = keyed(TARGET, [TARGETS])
-    report, rows = await restored_target(tmp_path, records, target_event(same_secrets=False), drop)
+    records, event = keyed(TARGET, [TARGETS]), target_event(same_secrets=False, since_ms=6)
+    report, rows = await restored_target(tmp_path, records, event, drop)
     assert rows == [] and report.exact
 
 

@@ -282,6 +282,7 @@ class Records:
         """``records``: those of the backup, of all kinds."""
         kinds = RECORDED.values()
         self.records = {key: row for key, row in records.items() if key[0] in kinds}
+        self._copied = {key: row for key, row in records.items() if key[0] is TARGET}
         self._without_secrets: dict[RecordKey, str] = {}
         """Records that only the store has completely, and their groups, as "topic group"."""
 
@@ -318,6 +319,9 @@ class Records:
         count, settings["secrets"] = settings["secrets"], ()
         key = (TARGET, (settings["topic"], settings["group"]))
         before = self.records.get(key) if settings["same_secrets"] else None
+        copied = self._copied.get(key)
+        if copied is not None and copied.since_ms == settings["since_ms"]:
+            before = copied  # the backup already contains the target of this event
         if before is not None and count:
             settings["secrets"] = before.secrets
             if shown_url(before.url) == settings["url"]:
@@ -443,6 +447,8 @@ class Fold:
         self.epoch = epoch
         self.unusable = 0
         """Number of events that lack required fields."""
+        self._is_old = False
+        """Whether the current event precedes the backup."""
         self._task_handlers: dict[str, Callable[[Task, Event], None]] = {
             "replaced": self._replaced,
             "overtaken": self._overtaken,
@@ -482,14 +488,15 @@ class Fold:
         self.tasks[task.row.id] = task
 
     def apply(self, event: Event, *, is_old: bool = False) -> None:
-        """Apply one event. ``is_old``: the event precedes the backup, so the groups and schedules
-        of the backup take precedence, even if they were deleted."""
+        """Apply one event. ``is_old``: the event precedes the backup, so the groups, schedules and
+        bodies of the backup take precedence, even if the groups and schedules were deleted."""
+        self._is_old = is_old
         try:
-            self._apply(event, is_old)
+            self._apply(event)
         except (KeyError, TypeError, ValueError):
             self.unusable += 1
 
-    def _apply(self, event: Event, is_old: bool) -> None:
+    def _apply(self, event: Event) -> None:
         kind = event["event"]
         self.epoch = max(self.epoch, event["epoch"])
         id_ = task_id(event)
@@ -497,21 +504,21 @@ class Fold:
             self.id_mark = max(self.id_mark, id_)
         handler = self._task_handlers.get(kind)
         if handler is None:
-            self._apply_other(kind, id_, event, is_old)
+            self._apply_other(kind, id_, event)
         elif (task := self.tasks.get(id_ or 0)) is not None:
             group = event.get("group")
             if group is not None and not self.owners.knows(task.row.topic, group):
-                if is_old:
+                if self._is_old:
                     return
                 self.owners.ensure(task.row, group)
             handler(task, event)
 
-    def _apply_other(self, kind: str, id_: int | None, event: Event, is_old: bool) -> None:
+    def _apply_other(self, kind: str, id_: int | None, event: Event) -> None:
         """Apply an event that is not about a task that exists."""
         if kind == "enqueued":
             if id_ is not None:
                 self._enqueued(id_, event)
-        elif not is_old and not self.schedules.apply(event):
+        elif not self._is_old and not self.schedules.apply(event):
             is_applied = self.transactions.apply(event, self.tasks) or self.records.apply(event)
             if not is_applied and (of_group := self._group_handlers.get(kind)) is not None:
                 of_group(event)
@@ -529,6 +536,8 @@ class Fold:
     def _replaced(self, task: Task, event: Event) -> None:
         """Replace a task that was not delivered."""
         body, options = body_of(event), self._placed(options_of(event), event)
+        if body is None and self._is_old and not task.is_new:
+            body = task.row.body
         row = task.row._replace(due_ms=int(event["due_ms"]), body=body or b"", options=options)
         task.row, task.has_body, task.progress = row, body is not None, _EMPTY
 

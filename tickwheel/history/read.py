@@ -655,7 +655,7 @@ class Replay:
         given them earlier times."""
         start = self._start
         if not self._passed_backup and start is not None:
-            is_later = event.get("epoch", 0) > start.epoch or event["time_ms"] > self._backup_ms
+            is_later = event.get("epoch", 0) > start.epoch or event["time_ms"] >= self._backup_ms
             self._passed_backup = is_later or self._is_set_back(event, start)
         return not self._passed_backup
 

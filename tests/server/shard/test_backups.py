@@ -43,7 +43,7 @@ class BackupRig:
         self.daily = DailyBackups(cast(Parts, self._parts(folder, keep)), self.folder, hour=3)
 
     def _parts(self, folder: Path, keep: int) -> SimpleNamespace:
-        async def barrier() -> None:
+        async def barrier(*, is_timed: bool) -> None:
             """Nothing waits for the store."""
 
         return SimpleNamespace(

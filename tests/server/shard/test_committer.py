@@ -89,7 +89,8 @@ class Bench:
         self.engine = Engine(EngineConfig(), opened.epoch, opened.id_mark, NOW_MS, recorder)
         self.notices: list[str] = []
         self.landings = 0
-        self.clock = Clock(86_400_000, Sources())
+        self.sources = Sources()
+        self.clock = Clock(86_400_000, self.sources)
         self.committer = Committer(
             self.engine,
             self.store,
@@ -302,6 +303,15 @@ async def test_a_barrier_passes_when_everything_before_it_is_durable(bench: Benc
     passed = asyncio.create_task(bench.committer.barrier())
     await asyncio.sleep(0)
     assert not passed.done()
+    bench.let()
+    await soon(passed)
+
+
+async def test_a_timed_barrier_stores_the_time_even_if_nothing_has_changed(bench: Bench) -> None:
+    bench.sources.now_ms += 700
+    passed = asyncio.create_task(bench.committer.barrier(is_timed=True))
+    _, effects = await bench.arrived()
+    assert (effects.is_empty(), effects.position_ms) == (True, NOW_MS + 700)
     bench.let()
     await soon(passed)
 

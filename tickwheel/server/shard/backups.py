@@ -208,7 +208,8 @@ async def _copy(parts: Parts, path: Path) -> int:
     """Copy the store with everything accepted so far. Return the size of the copy in bytes. Raise
     Conflict, OSError."""
     await asyncio.to_thread(_check_target, path)
-    await parts.committer.barrier()
+    # A restore tells by the position which events the copy contains.
+    await parts.committer.barrier(is_timed=True)
     return await parts.store.backup(str(path))
 
 

@@ -245,9 +245,13 @@ class Committer:
         """Call ``act`` once all answers that are waiting now have been sent."""
         self.reply(_CallbackSink(act), 0, None)
 
-    async def barrier(self) -> None:
-        """Wait until everything accepted so far is durable."""
+    async def barrier(self, *, is_timed: bool = False) -> None:
+        """Wait until everything accepted so far is durable. ``is_timed``: commit a batch with the
+        current time as the wheel's position, even if nothing has changed."""
         done = asyncio.Event()
+        if is_timed:
+            self._core.wheel.catch_up(self._clock.read().now_ms)
+            self._put(self._core.open, _CallbackSink(lambda: None), ())
         self.after_all(done.set)
         await done.wait()
 
