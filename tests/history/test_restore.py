@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ from tickwheel.model.records import (
     TaskOptions,
     TaskRow,
 )
+from tickwheel.persistence import filling
 from tickwheel.persistence.contract import StoreUnusable
 
 A, B, C, D = (make_id(n) for n in range(4))
@@ -939,3 +941,16 @@ async def test_copying_a_backup_equals_writing_its_rows(tmp_path: Path) -> None:
     assert copied.opened.epoch == by_row.opened.epoch
     same = ("restored", "overdue", "waiting", "dead_letters", "from_backup", "from_history")
     assert [getattr(report, name) for name in same] == [getattr(written, name) for name in same]
+
+
+async def test_a_restore_onto_a_full_disk_fails_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: str, meta: dict[str, Any]) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    backup = await make_backup(tmp_path, [OLD])
+    monkeypatch.setattr(filling, "write_meta", full)
+    with pytest.raises(StoreUnusable, match="disk is full"):
+        await run(tmp_path, backup, history=())
+    assert not list(tmp_path.glob("new.db*"))

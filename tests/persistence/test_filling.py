@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,34 @@ async def test_a_failed_copy_leaves_no_file(
         async with copying(str(tmp_path / "copy.db"), HELD) as filler:
             await filler.put(task(1))
     assert not isinstance(failed.value, StoreBroken), "the store that is copied is well"
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_copy_whose_log_remains_gets_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the disk became full: the database alone would lack the last batches."""
+
+    def leave_the_log(path: str, meta: Mapping[str, int | str]) -> None:
+        Path(f"{path}-wal").write_bytes(b"frames")
+
+    monkeypatch.setattr(filling, "write_meta", leave_the_log)
+    with pytest.raises(StoreError, match="its log"):
+        async with copying(str(tmp_path / "copy.db"), HELD) as filler:
+            await filler.put(task(1))
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_disk_that_is_full_in_the_end_fails_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: str, meta: Mapping[str, int | str]) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(filling, "write_meta", full)
+    with pytest.raises(StoreError, match="disk is full"):
+        async with copying(str(tmp_path / "copy.db"), HELD) as filler:
+            await filler.put(task(1))
     assert not list(tmp_path.iterdir())
 
 

@@ -22,6 +22,7 @@ import json
 import os
 import secrets
 import shutil
+import sqlite3
 import sys
 import tempfile
 import threading
@@ -65,6 +66,7 @@ from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.sqlite.database import (
     SINCE_EPOCH,
     StoreLock,
+    describe,
     make_another,
     part_name,
     remove_database,
@@ -302,6 +304,8 @@ async def _sqlite(
             set_aside(path)
     except FileExistsError:
         raise Conflict(f"{path} already exists; restore into a new store") from None
+    except sqlite3.Error as error:
+        raise StoreUnusable(f"{path} could not be written: {describe(error)}") from error
 
 
 # --- the restore ----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
@@ -23,6 +24,7 @@ from tickwheel.persistence.identity import StoreIdentity
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.sqlite.database import (
     copy_meta,
+    describe,
     forget_endings,
     whole_or_nothing,
     write_meta,
@@ -173,8 +175,8 @@ async def copying(path: str, identity: StoreIdentity) -> AsyncIterator[Filler]:
             meta = copy_meta(identity)
             async with new_sqlite(part, "backup", 0, identity.last.epoch, meta) as filler:
                 yield filler
-    except OSError as error:
-        raise StoreError(f"backup to {path} failed: {error}") from error
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"backup to {path} failed: {describe(error)}") from error
 
 
 @asynccontextmanager

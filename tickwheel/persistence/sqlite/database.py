@@ -46,7 +46,7 @@ from urllib.parse import quote
 from tickwheel import disk
 from tickwheel.model.key_hash import SEED_BYTES
 from tickwheel.model.records import ProgressState
-from tickwheel.persistence.contract import Evidence, Opened, StoreUnusable
+from tickwheel.persistence.contract import Evidence, Opened, StoreError, StoreUnusable
 from tickwheel.persistence.identity import (
     COPY,
     NEW,
@@ -778,10 +778,13 @@ def remove_database(path: str) -> None:
 @contextlib.contextmanager
 def whole_or_nothing(path: str) -> Iterator[str]:
     """Yield a temporary name for a new database, and give it the name ``path`` durably afterwards.
-    Raise FileExistsError if ``path`` exists by then. An error leaves no files."""
+    Raise FileExistsError if ``path`` exists by then, StoreError if SQLite could not write back the
+    log. An error leaves no files."""
     part = part_name(path, os.getpid())
     try:
         yield part
+        if os.path.exists(f"{part}-wal"):
+            raise StoreError(f"{path} could not be completed: its log was not written back")
         os.link(part, path)
         disk.sync(os.path.dirname(path) or ".")
     finally:
