@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from tickwheel.persistence.filling import Filler, copying, new_sqlite, pages
 from tickwheel.persistence.identity import EpochRecord, StoreIdentity
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.sqlite import SqliteStore
+from tickwheel.persistence.sqlite.database import part_name
 
 OWNER = "filler"
 HELD = StoreIdentity(EpochRecord(7, "mark", 12), "incarnation")
@@ -131,6 +133,19 @@ async def test_a_disk_that_is_full_in_the_end_fails_the_copy(
         async with copying(str(tmp_path / "copy.db"), HELD) as filler:
             await filler.put(task(1))
     assert not list(tmp_path.iterdir())
+
+
+async def test_a_copy_contains_nothing_that_a_killed_process_left(tmp_path: Path) -> None:
+    """In a container, processes have the same number again."""
+    path = str(tmp_path / "copy.db")
+    async with new_sqlite(part_name(path, os.getpid()), OWNER, 0, 1, {}) as filler:
+        await filler.put(task(1))
+    async with copying(path, HELD) as filler:
+        await filler.change(task(2))
+    store = SqliteStore(path)
+    await store.open("reader", 0)
+    assert [stored.row.id for stored in await store.scan(-1, 9, None)] == [2]
+    await store.close(clean=True)
 
 
 async def test_a_copy_never_replaces_a_file(tmp_path: Path) -> None:

@@ -781,6 +781,7 @@ def whole_or_nothing(path: str) -> Iterator[str]:
     Raise FileExistsError if ``path`` exists by then, StoreError if SQLite could not write back the
     log. An error leaves no files."""
     part = part_name(path, os.getpid())
+    remove_database(part)  # a killed process can have had the same number, as in a container
     try:
         yield part
         if os.path.exists(f"{part}-wal"):
