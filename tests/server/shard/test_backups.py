@@ -184,6 +184,15 @@ async def test_a_backup_without_a_written_mark_is_repeated(tmp_path: Path) -> No
     assert last_backup_ms(in_the_way, 0) == START_MS + 600_000
 
 
+async def test_backups_without_a_written_mark_do_not_pile_up(tmp_path: Path) -> None:
+    rig = BackupRig(tmp_path, keep=2)
+    (tmp_path / "history").write_text("")
+    for _ in range(5):
+        rig.clock.now_ms += 600_000
+        assert not await rig.daily.once()
+    assert len(rig.names) == 2
+
+
 async def test_unfinished_backups_of_killed_daemons_are_removed(tmp_path: Path) -> None:
     rig = BackupRig(tmp_path)
     ended = subprocess.Popen(("true",))

@@ -99,6 +99,8 @@ class DailyBackups:
             if history_dir is not None:
                 numbers = await asyncio.to_thread(unsealed_numbers, history_dir, self._shard)
             size_bytes = await _copy(self._parts, path)
+            # Rotate first: until the mark can be written, each attempt makes another backup.
+            await asyncio.to_thread(self._rotate, at)
             if history_dir is not None:
                 await asyncio.to_thread(
                     write_last_backup, history_dir, self._shard, begun_ms, str(path), numbers
@@ -110,7 +112,6 @@ class DailyBackups:
         self._failed = False
         self._parts.on_event("backup_made", f"{path}, {size_bytes} bytes")
         await self._report_newest()
-        await asyncio.to_thread(self._rotate, at)
         return True
 
     async def _report_newest(self) -> None:
