@@ -254,6 +254,25 @@ async def test_a_held_order_key_is_restored_as_held(tmp_path: Path, overdue: boo
     assert report.overdue == 0
 
 
+@pytest.mark.parametrize("backed_up", [False, True])
+async def test_the_task_of_a_skipped_key_keeps_all_failures(
+    tmp_path: Path, backed_up: bool
+) -> None:
+    row = TaskRow(A, t(-50), "t", b"x", TaskOptions(order_key="k"))
+    failures = Failure(1, t(10), "no", "w@1"), Failure(1, t(20), "skipped", "")
+    letter = DeadRow(A, "g", "t", t(20), 1, "skipped", failures, 2)
+    backup = await make_backup(tmp_path, [row], dead=[letter] if backed_up else ())
+    write(
+        tmp_path,
+        [[STARTED], [] if backed_up else [delivered([A], time_ms=t(6))],
+         [] if backed_up else [failed(EventKind.NACKED, A, 1, t(10), [None], ["no"])],
+         [[EventKind.DEAD, t(20), "t", "g", [A], [1], ["skipped"]]], [stopped()]],
+    )  # fmt: skip
+    _, found = await restored(tmp_path, backup)
+    assert found.dead == {(A, "g"): letter}
+    assert found.progress == {}
+
+
 async def test_a_snoozed_task_waits_for_its_time(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [OLD])
     write(

@@ -606,7 +606,12 @@ class Fold:
 
     def _dead(self, task: Task, event: Event) -> None:
         group = event["group"]
+        letter, row = task.dead.get(group), task.progress.get(group)
+        if letter is not None and letter[3:5] == (event["time_ms"], event["attempt"]):
+            return  # the backup contains it, with all its failures
         past = self._failed(task, event)
+        if row is not None and row.state is ProgressState.HELD:  # an operator has skipped its key
+            past = row.past.with_failure(past.failures[-1]._replace(subscriber=""))
         reason = str(event.get("reason", ""))[:REASON_LENGTH_MAX]
         if trace := str(event.get("trace", "")):
             *earlier, last = past.failures
