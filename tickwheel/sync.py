@@ -226,7 +226,7 @@ class Runtime:
                     self._loop.run_forever()
                     break
                 except (SystemExit, KeyboardInterrupt) as error:
-                    # Of a callback or check handler. Without this thread, all calls would hang.
+                    # A callback or check handler exits. Without this thread, calls would hang.
                     LOGGER.error("a function in the client's thread raised %r", error)
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())

@@ -92,7 +92,9 @@ groups = st.builds(GroupRow, names, names, ints, st.none() | settings, ints, int
 outcomes = st.lists(st.tuples(ints, ints, ints, ints), max_size=5).map(tuple)
 decided = st.lists(st.tuples(st.integers(1, 4), ints, ints), max_size=3).map(tuple)
 merged = st.lists(st.tuples(ints, decided), max_size=3).map(tuple)
-parts = st.lists(st.builds(OncePart, counts, ints, counts, ints, decided), max_size=3).map(tuple)
+chosen = st.lists(st.tuples(ints, ints), max_size=3).map(tuple)
+part = st.builds(OncePart, counts, ints, counts, ints, decided, chosen)
+parts = st.lists(part, max_size=3).map(tuple)
 once = st.builds(Once, st.binary(max_size=16), counts, parts)
 sessions = st.builds(
     SessionRow, st.binary(min_size=16, max_size=16), ints, ints, outcomes, merged, once

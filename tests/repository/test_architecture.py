@@ -203,7 +203,7 @@ def test_modules_have_no_import_cycles() -> None:
 
 BUDGETS = {
     "": 4_822, "api": 5_347, "cli": 7_848, "client": 13_948, "contrib": 1_250, "demo": 1_195,
-    "engine": 12_806, "history": 6_579, "inbox": 1_680, "model": 3_902, "outbound": 2_398,
+    "engine": 12_806, "history": 6_579, "inbox": 1_680, "model": 3_911, "outbound": 2_398,
     "persistence": 15_110, "reports": 4_217, "server": 3_550, "server/access": 1_357,
     "server/fleet": 3_233, "server/http": 5_692, "server/metrics": 1_333, "server/shard": 12_656,
     "server/tcp": 1_650, "testing": 750, "wheel": 1_350,
@@ -224,7 +224,7 @@ def test_every_package_keeps_its_budget_of_lines() -> None:
     assert not loose, "lower the budget to what the package has"
 
 
-TESTS_LINES_MAX = 139_940
+TESTS_LINES_MAX = 139_946
 """Lines of all test code. A commit that raises it says why; one that removes some lowers it."""
 
 

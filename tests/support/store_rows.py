@@ -342,7 +342,11 @@ SESSIONS = (
         once=Once(
             b"k",
             1024,
-            (OncePart(0, 7, 2, 1), OncePart(1023, 0, 1, MS_MAX, ((2, ID_MAX, MS_MAX),))),
+            (
+                OncePart(0, 7, 2, 1),
+                OncePart(1023, 0, 1, MS_MAX, ((2, ID_MAX, MS_MAX),)),
+                OncePart(1, 7, 2, 1, chosen=((ID_MAX, MS_MAX),)),
+            ),
         ),
     ),
 )

@@ -500,6 +500,7 @@ GROUP: Kind[GroupRow] = Kind(
 # --- sessions ---------------------------------------------------------------------------------
 
 _RARE_OF_SESSIONS = defaults_from(SessionRow, "merged")
+_RARE_OF_PARTS = defaults_from(OncePart, "chosen")
 
 
 def _session(
@@ -525,6 +526,14 @@ def _session(
     )
 
 
+def _session_fields(row: SessionRow) -> Iterable[Any]:
+    fields = shortened(row, _RARE_OF_SESSIONS)
+    if row.once.parts:
+        parts = [shortened(part, _RARE_OF_PARTS) for part in row.once.parts]
+        fields = (*fields[:-1], (*row.once[:2], parts))
+    return fields
+
+
 def _merged(tasks: Iterable[Any]) -> Merged:
     return tuple((int(Merging(outcome)), task_id, due_ms) for outcome, task_id, due_ms in tasks)
 
@@ -533,7 +542,7 @@ SESSION: Kind[SessionRow] = Kind(
     2,
     "session",
     key=lambda row: row.key,
-    fields=lambda row: shortened(row, _RARE_OF_SESSIONS),
+    fields=_session_fields,
     builds=(_session,),
 )
 """The answers of one batch to a producer's session, by (session, first request of the row)."""
