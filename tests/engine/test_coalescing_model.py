@@ -31,7 +31,7 @@ from tickwheel.engine.enqueue import Answer, Request
 from tickwheel.engine.state import Batch
 from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.policies import Coalescing, Merged, Merging
-from tickwheel.model.records import NewTask, TaskOptions, TaskSnapshot, id_time_ms
+from tickwheel.model.records import NewTask, ProgressState, TaskOptions, TaskSnapshot, id_time_ms
 
 TOPICS, KEYS = ("t", "u"), ("k", "l", "m")
 SESSION = b"s" * 16
@@ -445,7 +445,15 @@ class CoalescingMachine(RuleBasedStateMachine):
         self.overtaken = {key: None for key, batch in self.overtaken.items() if batch is None}
         self.answers = {r: found for r, found in self.answers.items() if found[1]}
         self.delivered &= {i for i, _ in (*self.rig.rows.progress, *self.rig.rows.dead)}
+        alive, replaced = set(self.current()), set[int]()
+        for (task_id, _), row in self.rig.rows.progress.items():
+            if row.replaced_by or row.state is ProgressState.REPLACED:
+                replaced.add(task_id)
         self.rig.crash()
+        # A group whose delivery the crash forgot gives way as well.
+        ended = alive & self.rig.core.open.effects.ended.keys()
+        assert ended <= replaced, "nothing newer was accepted"
+        self.ended_of(alive)
         for group in ("g", "h"):
             self.rig.subscribe("t", group)
         self.check_rows()

@@ -224,7 +224,7 @@ def test_every_package_keeps_its_budget_of_lines() -> None:
     assert not loose, "lower the budget to what the package has"
 
 
-TESTS_LINES_MAX = 139_946
+TESTS_LINES_MAX = 139_954
 """Lines of all test code. A commit that raises it says why; one that removes some lowers it."""
 
 
