@@ -40,8 +40,8 @@ TOPIC, GROUPS = "t", ("g", "h")
 VALUES: list[str | int | float | bool] = ["a", "", "1", 1, 2**53 + 1, 0.5, True]
 SECRETS = [(), ("one",), ("one", "two")]
 URLS = ["https://one/", "redis://two", "https://one/?token=a", "https://one/?token=b"]
-TARGETS = TargetRow("t", "g", "push", "https://one/", ("one",), (("headers", "a: b"), ("n", 3)), 5,
-                    "me")  # fmt: skip
+OPTIONS = (("headers", "a: b"), ("n", 3))
+TARGET_ROW = TargetRow("t", "g", "push", "https://one/", ("one",), OPTIONS, 5, "me")
 
 
 def test_no_kind_of_record_is_silently_taken_from_the_backup() -> None:
@@ -63,7 +63,7 @@ def resume(rig: RecordingRig, group: str, value: Any, number: int) -> None:
 
 
 def set_target(rig: RecordingRig, group: str, value: Any, number: int) -> None:
-    row = TARGETS._replace(
+    row = TARGET_ROW._replace(
         group=group, url=URLS[number % 4], secrets=SECRETS[number % 3], since_ms=number
     )
     rig.engine.grouping.set_target(row)
@@ -142,7 +142,7 @@ def test_a_deleted_group_takes_its_pauses_and_its_target_along() -> None:
     rig = RecordingRig(CONFIG)
     rig.subscribe(TOPIC, "g")
     pause(rig, "g", "a", 0)
-    rig.engine.grouping.set_target(TARGETS)
+    rig.engine.grouping.set_target(TARGET_ROW)
     rig.commit()
     backup, start = recorded(rig), len(rig.history)
     assert len(backup) == 2
@@ -156,8 +156,8 @@ def test_a_deleted_group_takes_its_pauses_and_its_target_along() -> None:
 
 def test_no_secret_gets_into_the_history() -> None:
     rig = RecordingRig(CONFIG)
-    rig.engine.grouping.set_target(TARGETS._replace(secrets=("sesame",)))
-    rig.engine.grouping.set_target(TARGETS._replace(url="https://one/?token=sesame"))
+    rig.engine.grouping.set_target(TARGET_ROW._replace(secrets=("sesame",)))
+    rig.engine.grouping.set_target(TARGET_ROW._replace(url="https://one/?token=sesame"))
     rig.commit()
     events = lines(rig.history)
     assert [event["event"] for event in events] == ["record_put", "record_put"]
@@ -167,7 +167,7 @@ def test_no_secret_gets_into_the_history() -> None:
 @pytest.mark.parametrize("changed", [True, False])
 def test_a_url_with_hidden_values_comes_from_the_backup(changed: bool) -> None:
     rig = RecordingRig(CONFIG)
-    target = TARGETS._replace(url="https://one/?token=a")
+    target = TARGET_ROW._replace(url="https://one/?token=a")
     rig.engine.grouping.set_target(target)
     rig.commit()
     backup, start = recorded(rig), len(rig.history)
@@ -182,7 +182,7 @@ def test_a_url_with_hidden_values_comes_from_the_backup(changed: bool) -> None:
 
 
 def target_event(**more: Any) -> list[Any]:
-    fields = TARGETS._asdict() | {"secrets": 1, "same_secrets": True} | more
+    fields = TARGET_ROW._asdict() | {"secrets": 1, "same_secrets": True} | more
     return [EventKind.RECORD, NOW_MS + 5, "t", "g", "target", "put", fields]
 
 
@@ -197,20 +197,20 @@ async def restored_target(
 
 async def test_a_target_changed_since_is_restored_with_its_secrets(tmp_path: Path) -> None:
     event = target_event(url="https://new/", since_ms=6)
-    report, rows = await restored_target(tmp_path, keyed(TARGET, [TARGETS]), event)
-    assert rows == [TARGETS._replace(url="https://new/", since_ms=6)] and report.exact
+    report, rows = await restored_target(tmp_path, keyed(TARGET, [TARGET_ROW]), event)
+    assert rows == [TARGET_ROW._replace(url="https://new/", since_ms=6)] and report.exact
 
 
 async def test_a_target_set_just_before_the_backup_is_restored(tmp_path: Path) -> None:
     """The last position in the backup can be earlier than its last event."""
     event = target_event(same_secrets=False)
-    report, rows = await restored_target(tmp_path, keyed(TARGET, [TARGETS]), event)
-    assert rows == [TARGETS] and report.exact
+    report, rows = await restored_target(tmp_path, keyed(TARGET, [TARGET_ROW]), event)
+    assert rows == [TARGET_ROW] and report.exact
 
 
 async def test_a_target_with_new_secrets_is_missing_and_named(tmp_path: Path) -> None:
     """A push to the former address, or with the former secrets, would be wrong."""
-    backup = await make_backup(tmp_path, records=keyed(TARGET, [TARGETS]))
+    backup = await make_backup(tmp_path, records=keyed(TARGET, [TARGET_ROW]))
     event = target_event(same_secrets=False, since_ms=6)
     write(tmp_path, [[STARTED], [event], [stopped()]])
     report = await run(tmp_path, backup)
@@ -222,7 +222,7 @@ async def test_a_target_that_got_other_secrets_and_was_removed_is_not_missed(
     tmp_path: Path,
 ) -> None:
     drop = [EventKind.RECORD, NOW_MS + 6, "t", "g", "target", "dropped", {"key": ["t", "g"]}]
-    records, event = keyed(TARGET, [TARGETS]), target_event(same_secrets=False, since_ms=6)
+    records, event = keyed(TARGET, [TARGET_ROW]), target_event(same_secrets=False, since_ms=6)
     report, rows = await restored_target(tmp_path, records, event, drop)
     assert rows == [] and report.exact
 

@@ -284,7 +284,7 @@ class Records:
         self.records = {key: row for key, row in records.items() if key[0] in kinds}
         self._copied = {key: row for key, row in records.items() if key[0] is TARGET}
         self._without_secrets: dict[RecordKey, str] = {}
-        """Records that only the store has completely, and their groups, as "topic group"."""
+        """Target whose secrets are unknown → its group, as "topic group"."""
 
     def targets_lost(self) -> list[str]:
         """Return, as "topic group", the groups whose targets cannot be restored, because they got

@@ -391,8 +391,8 @@ class _Run:
         owners = Owners(small.of_kind(GROUP))
         epoch = max([backup.epoch, *(row.epoch for row in small.progress)])
         schedules, transactions = small.of_kind(SCHEDULE), small.of_kind(TRANSACTION)
-        records = backup.small.records
-        self._fold = Fold(owners, backup.id_mark, epoch, schedules, transactions, records)
+        more = schedules, transactions, small.records
+        self._fold = Fold(owners, backup.id_mark, epoch, *more)
         self._report = Report(
             dry_run=plan.dry_run,
             backup=plan.backup,
@@ -741,8 +741,8 @@ class Report(Replayed):
     """Names of undecided transactions with half tasks that were prepared after the backup, which
     the history does not contain."""
     targets_lost: list[str] = field(default_factory=list)
-    """Groups, as "topic group", whose targets got new secrets after the backup. The history does
-    not contain secrets, so these groups have no target."""
+    """Groups, as "topic group", whose targets got new secrets, or a URL with new hidden values,
+    after the backup. The history contains neither, so these groups have no target."""
     skipped_overdue: Listed = field(default_factory=Listed)
     without_body: Listed = field(default_factory=Listed)
     """Tasks that cannot be restored, because they were enqueued after the backup and the history
@@ -758,8 +758,8 @@ class Report(Replayed):
     def exact(self) -> bool:
         """Whether, as far as is known, the restored store equals the original at its last write,
         apart from requested omissions."""
-        missing = self.without_body.count or self.schedules_without_body
-        missing = missing or self.transactions_lost or self.targets_lost
+        lost = self.schedules_without_body or self.transactions_lost or self.targets_lost
+        missing = self.without_body.count or lost
         return self.history and self.clean_stop and not self.gaps and not missing
 
     @property

@@ -370,7 +370,7 @@ def test_idempotency_answers_move_to_their_new_home_shard(tmp_path: Path) -> Non
 
 
 def test_chosen_due_times_are_answered_again(tmp_path: Path) -> None:
-    """Those of tasks that have ended are not known; other due times follow from the request."""
+    """The record lacks the time of an ended task. Other due times follow from the request."""
     folder, first_id = Folder(tmp_path, 2), ident(3, 1)
     row = SessionRow(b"s" * 16, 0, 5, ((2**40, first_id, 3, 5),), once=Once(b"key"))
     folder.keep(1, SESSION, row)
