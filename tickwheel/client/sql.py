@@ -74,26 +74,6 @@ def enqueue_command(task: Task) -> Command:
     return Command("enqueue", topic, body, delay_ms or None, due_ms, json.dumps(options))
 
 
-def cancel_command(task_id: int | None, topic: str | None, key: str | None) -> Command:
-    """Return the command that cancels tasks. Raise BadRequest for an invalid selection."""
-    return Command("cancel", topic, None, None, None, _selection(task_id, topic, key))
-
-
-def reschedule_command(
-    task_id: int | None,
-    topic: str | None,
-    key: str | None,
-    delay: Duration | None,
-    at: datetime | None,
-) -> Command:
-    """Return the command that gives tasks a new due time. Raise BadRequest."""
-    if (delay is None) == (at is None):
-        raise BadRequest("reschedule must have exactly one of delay and at")
-    delay_ms = None if delay is None else duration_ms(delay, "delay")
-    due_ms = None if at is None else moment_ms(at, "at")
-    return Command("reschedule", topic, None, delay_ms, due_ms, _selection(task_id, topic, key))
-
-
 def ack_command(topic: str, group: str, epoch: int, task_id: int, attempt: int) -> Command:
     """Return the command that acknowledges a delivery."""
     options = {"id": task_id, "group": group, "epoch": epoch, "attempt": attempt}
@@ -111,6 +91,47 @@ def _selection(task_id: int | None, topic: str | None, key: str | None) -> str:
         return json.dumps({"id": task_id})
     _CHECKER.check(Task(str(topic), b"", key=key))
     return json.dumps({"key": key})
+
+
+def enqueue(connection: Any, task: Task, *, schema: str = SCHEMA) -> Any:
+    """Enqueue a task when the transaction commits. ``delay`` counts from this call. Return the id
+    of the row in the inbox. Raise BadRequest for an invalid task."""
+    return write(connection, enqueue_command(task), schema)
+
+
+def cancel(
+    connection: Any,
+    task_id: int | None = None,
+    *,
+    topic: str | None = None,
+    key: str | None = None,
+    schema: str = SCHEMA,
+) -> Any:
+    """Cancel a task by its id, or all unfinished tasks of a topic with a key, when the transaction
+    commits. Return the id of the row. Raise BadRequest."""
+    selection = _selection(task_id, topic, key)
+    return write(connection, Command("cancel", topic, None, None, None, selection), schema)
+
+
+def reschedule(
+    connection: Any,
+    task_id: int | None = None,
+    *,
+    topic: str | None = None,
+    key: str | None = None,
+    delay: Duration | None = None,
+    at: datetime | None = None,
+    schema: str = SCHEMA,
+) -> Any:
+    """Give the tasks that ``cancel`` would select a new due time when the transaction commits.
+    ``delay`` counts from this call. Return the id of the row. Raise BadRequest."""
+    if (delay is None) == (at is None):
+        raise BadRequest("reschedule must have exactly one of delay and at")
+    delay_ms = None if delay is None else duration_ms(delay, "delay")
+    due_ms = None if at is None else moment_ms(at, "at")
+    selection = _selection(task_id, topic, key)
+    command = Command("reschedule", topic, None, delay_ms, due_ms, selection)
+    return write(connection, command, schema)
 
 
 # --- writing -------------------------------------------------------------------------------------
