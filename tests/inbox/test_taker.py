@@ -550,7 +550,7 @@ async def test_acks_leave_after_a_week_by_an_index(inbox: str) -> None:
             ).fetchall()
         else:
             await application.connection.execute("SET enable_seqscan = off")
-            sweep = postgresql_inbox._SWEEP.replace("$1", "1").replace("$2", "1")
+            sweep = postgresql_inbox.STATEMENTS["sweep"].replace("$1", "1").replace("$2", "1")
             plan = await application.connection.fetch(f"EXPLAIN {sweep}")
         assert "inbox_acks_at" in str(plan)
     await database.close()

@@ -1,10 +1,11 @@
 """An inbox in PostgreSQL: rows in the order in which their transactions became visible.
 
-``postgresql.sql`` has the tables. The position is a snapshot: all rows visible in it are taken, and
-the next rows are those visible in a newer one, the *target*, in the order of their ids. So a row
-whose transaction commits late is never skipped, and an open transaction delays its own rows only.
-The rows to look at are those of the transactions that were in progress in the snapshot, and of
-those that began later; both are found by an index, however old the snapshot is.
+``postgresql.sql`` has the tables, ``postgresql-statements.sql`` the statements. The position is a
+snapshot: all rows visible in it are taken, and the next rows are those visible in a newer one, the
+*target*, in the order of their ids. So a row whose transaction commits late is never skipped, and
+an open transaction delays its own rows only. The rows to look at are those of the transactions that
+were in progress in the snapshot, and of those that began later; both are found by an index, however
+old the snapshot is.
 
 Invariants: a transaction gets its xid before its rows get their ids, so a row of a transaction that
 began after ``bound`` was assigned has a higher id than ``floor``, which was read before. Statements
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 from urllib.parse import SplitResult, parse_qs, urlencode, urlsplit, urlunsplit
@@ -37,10 +38,13 @@ from tickwheel.inbox.contract import (
     Row,
     options_of,
 )
-from tickwheel.inbox.schema import in_schema, postgresql_sql
+from tickwheel.inbox.schema import FOLDER, in_schema, postgresql_sql
 from tickwheel.limits import Limits
+from tickwheel.statements import read_statements
 from tickwheel.upgrades import Upgrade
 
+STATEMENTS: Final = read_statements(FOLDER / "postgresql-statements.sql")
+TABLES: Final = "inbox_0", "inbox_1"
 LAYOUT: Final = 1
 CONNECT_S: Final = 10.0
 COMMAND_S: Final = 30.0
@@ -63,83 +67,6 @@ SESSION: Final[dict[str, str]] = {
     "statement_timeout": "0",
 }
 """Settings of the taker's session, whatever the database's defaults are."""
-_FOREIGN: Final = """
-SELECT string_agg(s.name, ', ') FROM unnest($1::text[], $2::text[]) AS s(name, value)
-WHERE current_setting(s.name) <> s.value
-"""
-"""Returns the settings that a session does not have."""
-_COLUMNS: Final = "id, xid, verb, topic, body, delay_ms, due_ms, options::text AS options, at_ms"
-_VISIBLE: Final = "($5::text IS NULL OR pg_visible_in_snapshot(xid, $5::text::pg_snapshot))"
-_SIDE: Final = f"""
-    (SELECT found.* FROM pg_snapshot_xip($1::text::pg_snapshot) AS late(xid), LATERAL (
-        SELECT {_COLUMNS} FROM tickwheel.%(table)s AS r
-        WHERE r.xid = late.xid AND id > $4 AND {_VISIBLE.replace("(xid", "(r.xid")}
-        ORDER BY id LIMIT $6) AS found)
-    UNION ALL
-    (SELECT {_COLUMNS} FROM (
-        SELECT * FROM tickwheel.%(table)s
-        WHERE xid >= pg_snapshot_xmax($1::text::pg_snapshot) AND xid < $2::text::xid8
-            AND id > $4 AND {_VISIBLE} OFFSET 0) AS r
-    ORDER BY id LIMIT $6)
-    UNION ALL
-    (SELECT {_COLUMNS} FROM tickwheel.%(table)s
-    WHERE id > greatest($3::bigint, $4) AND (xid >= $2::text::xid8) IS NOT FALSE AND {_VISIBLE}
-    ORDER BY id LIMIT $6)
-"""
-_READ: Final = f"""
-SELECT pg_current_snapshot()::text AS snapshot, last.id AS last_id, r.*
-FROM (SELECT CASE WHEN is_called THEN last_value ELSE 0 END AS id FROM tickwheel.inbox_id) AS last
-LEFT JOIN LATERAL (
-    SELECT id, verb, topic, body, delay_ms, due_ms, options, at_ms, found FROM (
-        SELECT *, count(*) OVER () AS found,
-            sum(octet_length(body)) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING EXCLUDE CURRENT ROW)
-                AS bytes_before
-        FROM (
-            SELECT * FROM (
-                {_SIDE % {"table": "inbox_0"}} UNION ALL {_SIDE % {"table": "inbox_1"}}
-            ) AS new ORDER BY id LIMIT $6
-        ) AS first
-    ) AS measured WHERE coalesce(bytes_before, 0) < $7
-) AS r ON true ORDER BY r.id
-"""
-_RECORD: Final = """
-INSERT INTO tickwheel.inbox_batches (
-    seq, session, number, snapshot, bound, floor, target, after_id, until_id, is_last,
-    next_bound, next_floor, rows, ids, rest, offset_ms, shards, at
-)
-SELECT $1::bigint, $2::bytea, $3::bigint, $4::text::pg_snapshot, $5::text::xid8, $6::bigint,
-    $7::text::pg_snapshot, $8::bigint, $9::bigint, $10::boolean,
-    coalesce($11::text::xid8, pg_current_xact_id()), $12::bigint, $13::integer, $14::bigint[],
-    $15::bigint[], $16::bigint, $17::integer, coalesce($18::timestamptz, clock_timestamp())
-WHERE NOT EXISTS (SELECT FROM tickwheel.inbox_batches WHERE seq >= $1::bigint)
-RETURNING next_bound::text
-"""
-_STATE: Final = """
-SELECT side, cluster, (SELECT count(*) FROM tickwheel.inbox_batches) AS batches
-FROM tickwheel.inbox_state
-"""
-_LAST: Final = """
-SELECT seq, session, number, snapshot::text, bound::text, floor, target::text, after_id, until_id,
-    is_last, next_bound::text, next_floor, rows, ids, rest, offset_ms, shards, at,
-    extract(epoch FROM clock_timestamp() - at)::float8 AS age_s
-FROM tickwheel.inbox_batches ORDER BY seq DESC LIMIT 1
-"""
-_HAS_NEW: Final = """
-SELECT EXISTS (SELECT FROM tickwheel.%(table)s
-        WHERE xid >= pg_snapshot_xmax($1::text::pg_snapshot))
-    OR EXISTS (SELECT FROM tickwheel.%(table)s AS r, pg_snapshot_xip($1::text::pg_snapshot) AS x(id)
-        WHERE r.xid = x.id)
-"""
-_REFUSE: Final = """
-INSERT INTO tickwheel.inbox_refused
-    (id, at_ms, verb, topic, body, delay_ms, due_ms, options, code, message)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8::text::jsonb, $9, $10) ON CONFLICT (id) DO NOTHING
-"""
-_SWEEP: Final = """
-DELETE FROM tickwheel.inbox_acks WHERE ctid = ANY(ARRAY(
-    SELECT ctid FROM tickwheel.inbox_acks
-    WHERE at < clock_timestamp() - $1::float8 * interval '1 second' ORDER BY at LIMIT $2))
-"""
 _LIMITS: Final = (
     "body_bytes_max", "task_bytes_max", "delay_ms_max", "within_ms_max", "key_length_max",
     "properties_max", "property_value_bytes_max",
@@ -187,6 +114,9 @@ class PostgresInbox(Inbox):
         check_schema(self._schema)
         if "," in hosts:
             query.setdefault("target_session_attrs", ["primary"])
+        self._sql = {name: in_schema(text, self._schema) for name, text in STATEMENTS.items()}
+        sides = [self._sql["side"].format(table=table) for table in TABLES]
+        self._sql["read"] = self._sql["read"].format(sides=" UNION ALL ".join(sides))
         self._dsn = urlunsplit(parts._replace(query=urlencode(query, doseq=True)))
         super().__init__(f"postgresql://{hosts}{parts.path}, schema {self._schema}")
         self._connection: Any = None
@@ -212,13 +142,10 @@ class PostgresInbox(Inbox):
         """Rows taken since the tables changed, and batches in their table."""
         self._rotated_s = 0.0
 
-    def _sql(self, text: str) -> str:
-        return in_schema(text, self._schema)
-
-    async def _value(self, statement: str, *args: Any) -> Any:
-        """Return the value that a statement, written for the schema ``tickwheel``, returns."""
+    async def _value(self, name: str, *args: Any, **names: str) -> Any:
+        """Return the value that the statement with this name returns."""
         async with _troubles(self.label):
-            return await self._connection.fetchval(self._sql(statement), *args)
+            return await self._connection.fetchval(self._sql[name].format(**names), *args)
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -227,34 +154,29 @@ class PostgresInbox(Inbox):
             self._connection = await asyncpg.connect(
                 self._dsn, timeout=CONNECT_S, command_timeout=COMMAND_S, server_settings=SESSION
             )
-        foreign = await self._value(_FOREIGN, list(SESSION), list(SESSION.values()))
+        foreign = await self._value("foreign_settings", list(SESSION), list(SESSION.values()))
         if foreign:
             raise InboxTrouble(
                 f"{self.label}: it is reached through a pooler (PgBouncer?) that does not pass"
                 f" startup parameters on ({foreign}); name PostgreSQL itself"
             )
-        await self._value(  # a batch must be durable before it is sent
-            "SELECT set_config('synchronous_commit', 'on', false)"
-            " WHERE current_setting('synchronous_commit') = 'off'"
-        )
+        await self._value("be_durable")
         layout = await self._layout()
         return await self._lay_out("postgresql", layout, LAYOUT, self._schema, dry_run=dry_run)
 
     async def _layout(self) -> int:
         """Return the layout of the schema; 0: it has no tables. Raise InboxTrouble if the inbox
         cannot be used."""
-        if await self._value("SELECT pg_is_in_recovery()"):
+        async with _troubles(self.label):
+            facts = await self._connection.fetchrow(self._sql["facts"])
+        is_standby, encoding, version, has_tables = facts
+        if is_standby:
             raise InboxTrouble(f"{self.label}: this server is a read-only standby")
-        encoding = await self._value("SHOW server_encoding")
         if encoding != "UTF8":
             raise InboxTrouble(f"{self.label}: the encoding must be UTF8, not {encoding}")
-        version = int(await self._value("SHOW server_version_num"))
         if version < 140_000:
             raise InboxTrouble(f"{self.label}: version 14 or later is needed, not {version}")
-        table = self._sql("tickwheel.inbox_state")
-        if await self._value("SELECT to_regclass($1) IS NULL", table):
-            return 0
-        return int(await self._value("SELECT layout FROM tickwheel.inbox_state"))
+        return int(await self._value("layout")) if has_tables else 0
 
     async def _execute(self, steps: Sequence[str]) -> None:
         script = "\n".join(steps) or postgresql_sql(self._schema)
@@ -278,11 +200,7 @@ class PostgresInbox(Inbox):
                 ) from None
 
     async def lead(self) -> bool:
-        leads = await self._value(
-            "SELECT pg_try_advisory_lock(hashtext('tickwheel inbox'),"
-            " 'tickwheel.inbox_state'::regclass::oid::bigint::bit(32)::integer)"
-        )
-        return bool(leads)
+        return bool(await self._value("lead"))
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -290,33 +208,24 @@ class PostgresInbox(Inbox):
             connection.terminate()
 
     async def clock_ms(self) -> int:
-        return int(
-            await self._value("SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint")
-        )
+        return int(await self._value("clock_ms"))
 
     async def announce(self, limits: Limits) -> None:
         values = [getattr(limits, name) for name in _LIMITS]
-        names = ", ".join(_LIMITS)
         places = ", ".join(f"${number}::bigint" for number in range(1, len(values) + 1))
-        statement = (
-            f"UPDATE tickwheel.inbox_state SET ({names}) = ROW({places})"
-            f" WHERE ({names}) IS DISTINCT FROM ROW({places})"
-        )
-        await self._value(statement, *values)
+        await self._value("announce", *values, names=", ".join(_LIMITS), places=places)
 
     # --- taking over -----------------------------------------------------------------------------
 
     async def take_over(self) -> Batch | None:
         async with _troubles(self.label):
-            state = await self._connection.fetchrow(self._sql(_STATE))
+            state = await self._connection.fetchrow(self._sql["state"])
             self._side, self._has_old, self._rotated_s = state["side"], True, time.monotonic()
             self._batches = state["batches"]
             # The ids of transactions mean nothing after a restore into another cluster.
-            self._cluster = str(
-                await self._value("SELECT system_identifier FROM pg_control_system()")
-            )
+            self._cluster = await self._value("cluster")
             self._is_moved = state["cluster"] not in (None, self._cluster)
-            last = await self._connection.fetchrow(self._sql(_LAST))
+            last = await self._connection.fetchrow(self._sql["last"])
             batch = None
             if last is None:
                 self._seq = self._last_id = 0
@@ -327,7 +236,7 @@ class PostgresInbox(Inbox):
                 batch = await self._restore(last)
             await self._insert(self._last, last and last["at"])
             if state["cluster"] is None:
-                await self._store_cluster()
+                await self._value("store_cluster", self._cluster)
         return batch
 
     def _become(self, base: Base, target: str | None, after: int, *, is_whole: bool) -> None:
@@ -361,19 +270,13 @@ class PostgresInbox(Inbox):
         self._following = following if last["is_last"] else None
         return self._resume(last, rows, last["age_s"])
 
-    async def _store_cluster(self) -> None:
-        await self._value("UPDATE tickwheel.inbox_state SET cluster = $1", self._cluster)
-
     async def _realign(self) -> None:
         """Replace the position, which is of another cluster; everything before it is confirmed.
         Rows written since the restore have higher ids than all rows that were taken."""
         async with self._connection.transaction():
-            before = await self._value(
-                "SELECT tickwheel.inbox_realign($1::text::pg_snapshot, $2)",
-                self._base.snapshot, self._base.floor,
-            )  # fmt: skip
-            bound = await self._value("SELECT (pg_current_xact_id()::text::bigint + 1)::text")
-            await self._store_cluster()
+            before = await self._value("realign", self._base.snapshot, self._base.floor)
+            bound = await self._value("next_xid")
+            await self._value("store_cluster", self._cluster)
             values = (b"", 0, *self._base, before, 0, 0, True, bound, self._last_id)
             await self._insert((*values, 0, None, None, 0, 1))
         self._become(Base(before, bound, self._last_id), None, 0, is_whole=True)
@@ -386,7 +289,7 @@ class PostgresInbox(Inbox):
     ) -> tuple[list[Row], str, bool]:
         """Return new rows, the current snapshot, and whether these are all new rows."""
         records = await self._connection.fetch(
-            self._sql(_READ), *base, after, target, ROWS_MAX + 1, BYTES_MAX
+            self._sql["read"], *base, after, target, ROWS_MAX + 1, BYTES_MAX
         )
         first = records[0]
         if not self._is_moved:  # otherwise rows written since the restore have ids up to this one
@@ -432,7 +335,7 @@ class PostgresInbox(Inbox):
         ``session`` on; without a ``next_bound`` it is the xid of this statement. ``at``: when its
         batch was first recorded, if not now."""
         self._seq += 1
-        bound: str | None = await self._value(_RECORD, self._seq, *values, at)
+        bound: str | None = await self._value("record", self._seq, *values, at)
         if bound is None:
             raise Fenced(f"{self.label}: another taker has recorded batch {self._seq}")
         self._last = (*values[:9], bound, *values[10:])
@@ -448,12 +351,12 @@ class PostgresInbox(Inbox):
 
     async def refuse(self, row: Row, code: str, message: str) -> None:
         await self._value(
-            _REFUSE, row.id, row.at_ms, row.verb, row.topic, row.body, row.delay_ms, row.due_ms,
+            "refuse", row.id, row.at_ms, row.verb, row.topic, row.body, row.delay_ms, row.due_ms,
             row.options_text, code, message,
         )  # fmt: skip
 
     async def count_refused(self) -> int:
-        return int(await self._value("SELECT count(*) FROM tickwheel.inbox_refused"))
+        return int(await self._value("count_refused"))
 
     # --- removing rows ---------------------------------------------------------------------------
 
@@ -469,7 +372,7 @@ class PostgresInbox(Inbox):
                 await self._truncate_old()
             if time.monotonic() - self._swept_s >= SWEEP_S:
                 self._swept_s = time.monotonic()
-                await self._value(_SWEEP, ACKS_S, SWEPT_MAX)
+                await self._value("sweep", ACKS_S, SWEPT_MAX)
             if self._batches >= BATCHES_MAX:
                 await self._truncate_batches()
 
@@ -479,40 +382,38 @@ class PostgresInbox(Inbox):
         if self._taken < ROTATE_ROWS and (not self._taken or age_s < ROTATE_S):
             return
         side = 1 - self._side
-        await self._value("UPDATE tickwheel.inbox_state SET side = $1", side)
+        await self._value("rotate", side)
         self._side, self._has_old = side, True
         self._taken, self._rotated_s = 0, time.monotonic()
 
     async def _truncate_old(self) -> None:
         """Truncate the table that takes no new rows, if all its rows are taken and no transaction
         is using it."""
-        table = f"inbox_{1 - self._side}"
-        name = self._sql(f"tickwheel.{table}")
-        if not await self._value(f"SELECT EXISTS (SELECT FROM tickwheel.{table})"):
-            size = "SELECT pg_relation_size($1::text::regclass) > 0"
-            self._has_old = await self._value(size, name)
-            if not self._has_old:
-                return
-        try:
-            async with self._connection.transaction():
-                await self._connection.execute(f"LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE NOWAIT")
-                if not await self._value(_HAS_NEW % {"table": table}, self._base.snapshot):
-                    await self._connection.execute(f"TRUNCATE {name}")
+        table = TABLES[1 - self._side]
+        self._has_old = await self._value("is_filled", table=table)
+        if not self._has_old:
+            return
+        with suppress(asyncpg.LockNotAvailableError):  # a transaction is using it, or a dump
+            async with self._locked(table) as truncate:
+                if not await self._value("has_new", self._base.snapshot, table=table):
+                    await self._connection.execute(truncate)
                     self._has_old = False
-        except asyncpg.LockNotAvailableError:
-            return  # a transaction is using it, or a dump
 
     async def _truncate_batches(self) -> None:
-        name = self._sql("tickwheel.inbox_batches")
         await self.note_idle()
-        try:
-            async with self._connection.transaction():
-                await self._connection.execute(f"LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE NOWAIT")
-                await self._connection.execute(f"TRUNCATE {name}")
+        with suppress(asyncpg.LockNotAvailableError):
+            async with self._locked("inbox_batches") as truncate:
+                await self._connection.execute(truncate)
                 await self._insert(self._last)
-        except asyncpg.LockNotAvailableError:
-            return
-        self._batches = 0
+                self._batches = 0
+
+    @asynccontextmanager
+    async def _locked(self, table: str) -> AsyncIterator[str]:
+        """Lock a table in a transaction, and yield the statement that truncates it. Raise
+        LockNotAvailableError."""
+        async with self._connection.transaction():
+            await self._connection.execute(self._sql["lock"].format(table=table))
+            yield self._sql["truncate"].format(table=table)
 
 
 _TROUBLES: Final = (
