@@ -6,10 +6,10 @@ imports no driver.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from tickwheel.model.values import SHARD_BITS
@@ -23,6 +23,7 @@ from tickwheel.persistence.contract import (
     StoreUnreachable,
     StoreUnusable,
 )
+from tickwheel.waiting import cancel_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +32,14 @@ if TYPE_CHECKING:
     from tickwheel.model.records import DeadRow
     from tickwheel.persistence.contract import NodeRecord, Reads, Standby, StoredTask
 
+T = TypeVar("T")
+
+
+class Closing(Protocol):
+    async def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Closing)
 
 # --- errors --------------------------------------------------------------------------------------
 
@@ -278,7 +287,73 @@ class ServerNodes:
         )
 
 
+# --- other shards --------------------------------------------------------------------------------
+
+AWAY_S: Final = 1.0
+"""For this many seconds after a time-out, a server is not called for other shards, each of which
+would otherwise wait for the time-out again."""
+
+
+class SharedLine:
+    """A connection that is shared by shards, one call at a time."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self._lock = asyncio.Lock()
+        self._away_until_s = 0.0
+
+    async def ready(self) -> None:
+        async with self._lock:
+            await self.connection.ready()
+
+    async def read(self, ask: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Call ``ask`` with the connection and these arguments. Raise as ``ask``, or NotConnected
+        shortly after a time-out."""
+        loop = asyncio.get_running_loop()
+        async with self._lock:
+            if loop.time() < self._away_until_s:
+                raise NotConnected("the server did not answer a recent request for another shard")
+            try:
+                return await ask(self.connection, *args)
+            except (NotConnected, NoReply):
+                self._away_until_s = loop.time() + AWAY_S
+                raise
+
+
+class ServerSiblings:
+    """The common part of the reads of other shards; see ``contract.Siblings``."""
+
+    def __init__(self, connection: Any) -> None:
+        self._line = SharedLine(connection)
+        self._preparing: asyncio.Task[None] | None = None
+
+    def prepare(self) -> None:
+        if self._preparing is None or self._preparing.done():
+            self._preparing = asyncio.get_running_loop().create_task(self._prepare())
+
+    async def _prepare(self) -> None:
+        with suppress(StoreError):  # the first read raises it
+            await self._line.ready()
+
+    async def close(self) -> None:
+        if self._preparing is not None:
+            await cancel_all([self._preparing])
+        await self._line.connection.close()
+
+
 # --- administration ------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def connected(name: str, connection: C) -> AsyncIterator[C]:
+    """Yield a connection to the store ``name``, and close it. Raise StoreUnusable or
+    StoreUnreachable."""
+    try:
+        with opening_errors(name):
+            yield connection
+    finally:
+        await connection.close()
+
 
 INIT_OWNER: Final = "init"
 """The owner of a shard that an operator has initialized."""

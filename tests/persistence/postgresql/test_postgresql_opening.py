@@ -254,7 +254,7 @@ class TestUpgrades:
         def begin(sql: str = UPGRADE) -> None:
             script = f"{sql} UPDATE layout SET format = 2;"
             (tmp_path / "upgrade-2.sql").write_text(script)
-            monkeypatch.setattr(opening, "SQL", tmp_path)
+            monkeypatch.setattr(opening, "FOLDER", tmp_path)
             for module in (opening, writer):
                 monkeypatch.setattr(module, "LAYOUT", 2)
 

@@ -365,7 +365,8 @@ async def test_a_part_without_tables_is_not_begun(
 ) -> None:
     """They were made on a former primary, and the connection has changed since."""
     await subject.commit(tasks(range(1, 101)))
-    monkeypatch.setattr(upkeep_module, "part_tables", lambda shard, number: "SELECT 1")
+    statements = {**upkeep_module.SQL, "part_tables": "SELECT 1"}
+    monkeypatch.setattr(upkeep_module, "SQL", statements)
     await step(subject)
     await subject.commit(tasks([200]))
     assert await subject.ids() == [*range(1, 101), 200]

@@ -31,6 +31,7 @@ from tickwheel.persistence.on_server import (
     settings_from,
     unusable,
 )
+from tickwheel.persistence.postgresql.layout import SQL
 
 with module_needs_extra("a store in PostgreSQL", "postgresql"):
     import asyncpg
@@ -156,17 +157,6 @@ SETTINGS = {
     "max_parallel_workers_per_gather": "0",
     "jit": "off",
 }
-_SESSION = """
-SELECT ARRAY(
-        SELECT s.name FROM unnest($1::text[], $2::text[]) AS s(name, value)
-        WHERE current_setting(s.name) <> s.value
-    ),
-    CASE WHEN current_setting('server_version_num')::int >= 170000
-        THEN set_config('transaction_timeout', '0', false) END,
-    host(inet_server_addr()), inet_server_port()
-"""
-"""Returns the settings that the session does not have, and the server's address; sets what older
-releases lack."""
 LOOKUPS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
 """For sessions that find rows by index: PostgreSQL has no statistics of a table that is new."""
 _POOLED = (
@@ -220,7 +210,7 @@ class Link:
         self._connection = connection
         self.connections += 1
         names, values = list(self._settings), list(self._settings.values())
-        ((foreign, _, host, port),) = await self.fetch(_SESSION, names, values)
+        ((foreign, _, host, port),) = await self.fetch(SQL["session"], names, values)
         address, _, others = options.address.partition(",")
         if others and host:
             address = f"{host}:{port}"

@@ -9,7 +9,7 @@ lack the newest renewals, as it can lack batches.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tickwheel.limits import NODES_MAX
@@ -23,13 +23,14 @@ from tickwheel.persistence.contract import (
     SiblingSettings,
     Standby,
     StoreAway,
-    StoreError,
 )
 from tickwheel.persistence.on_server import (
     ServerElection,
     ServerNodes,
+    ServerSiblings,
     ServerTrouble,
     check_whole,
+    connected,
 )
 from tickwheel.persistence.postgresql import opening
 from tickwheel.persistence.postgresql.driver import (
@@ -40,7 +41,7 @@ from tickwheel.persistence.postgresql.driver import (
     ServerError,
     is_table_dropped,
 )
-from tickwheel.persistence.postgresql.layout import KEY_CHARS, records_statement
+from tickwheel.persistence.postgresql.layout import SQL
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -49,46 +50,7 @@ if TYPE_CHECKING:
     from tickwheel.persistence.contract import NodeRecord
 
 STANDBYS_MAX: Final = 64
-_TIMELINE = (
-    "CASE WHEN pg_is_in_recovery() THEN ''"
-    " ELSE left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END"
-)
-_LOOK = f"""
-SELECT l.owner, l.address, l.since_ms, l.epoch AS lease_epoch, l.life, l.http,
-    coalesce(ceil(1000 * extract(epoch FROM l.until - clock_timestamp())), 0)::bigint AS left_ms,
-    coalesce(l.timeline = {_TIMELINE}, false) AS leased_here,
-    s.incarnation, s.epoch, s.owner AS opened_by, s.clean,
-    pg_is_in_recovery() AS is_standby,
-    extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::bigint AS up_s
-FROM (SELECT) one LEFT JOIN lease l ON l.shard = $1 LEFT JOIN shard s ON s.number = $1
-"""
-_UNTIL = "clock_timestamp() + ${} * interval '1 millisecond'"
-_ACQUIRE = f"""
-INSERT INTO lease (shard, owner, address, since_ms, epoch, life, http, until, timeline)
-VALUES ($1, $2, $3, $4, $5, $6, $7, {_UNTIL.format("8::int")}, {_TIMELINE})
-ON CONFLICT (shard) DO UPDATE SET owner = excluded.owner, address = excluded.address,
-    since_ms = excluded.since_ms, epoch = excluded.epoch, life = excluded.life,
-    http = excluded.http, until = excluded.until, timeline = excluded.timeline
-WHERE lease.until <= clock_timestamp() OR lease.owner IN (excluded.owner, $9)
-RETURNING 1
-"""
-_RENEW = f"""
-UPDATE lease SET address = $3, since_ms = $4, epoch = $5, life = $6, http = $7,
-    until = {_UNTIL.format("8::int")}, timeline = {_TIMELINE}
-WHERE shard = $1 AND owner = $2 AND until > clock_timestamp()
-RETURNING 1
-"""
-_RELEASE = "UPDATE lease SET until = to_timestamp(0) WHERE shard = $1 AND owner = $2"
-_ANNOUNCE = f"""
-INSERT INTO standby (shard, node, address, since_ms, http, until)
-VALUES ($1, $2, $3, $4, $5, {_UNTIL.format("6::int")})
-ON CONFLICT (shard, node, address) DO UPDATE SET since_ms = excluded.since_ms,
-    http = excluded.http, until = excluded.until
-"""
-_STANDBYS = f"""
-SELECT node, address, http, since_ms FROM standby
-WHERE shard = $1 AND until > clock_timestamp() ORDER BY node, address LIMIT {STANDBYS_MAX}
-"""
+"""Maximum standbys that a look returns."""
 
 
 class PostgresElection(ServerElection):
@@ -105,11 +67,11 @@ class PostgresElection(ServerElection):
         return self._link.address
 
     async def prepare(self) -> None:
-        async with opening.connected(self._options) as link:
+        async with connected(self._options.name, Link(self._options)) as link:
             await opening.inspect(link, self._options)
 
     async def _ready(self) -> None:
-        """Connect. After a new connection, create the tables if they are missing."""
+        """Connect, and note the time of a new connection."""
         if self._link.connected:
             return
         await self._link.ready()
@@ -119,7 +81,7 @@ class PostgresElection(ServerElection):
         await self._ready()
         shard = self._options.shard
         try:
-            (row,) = await self._link.fetch(_LOOK, shard)
+            (row,) = await self._link.fetch(SQL["look"], shard)
             if me is not None and not row["is_standby"]:
                 await self._announce(me)
             self._standbys = await self._listed()
@@ -127,14 +89,10 @@ class PostgresElection(ServerElection):
             if not is_table_dropped(error):
                 raise
             await opening.inspect(self._link, self._options)
-            (row,) = await self._link.fetch(_LOOK, shard)
+            (row,) = await self._link.fetch(SQL["look"], shard)
         up_s = int(asyncio.get_running_loop().time() - self._connected_s)
-        is_led = row["left_ms"] > 0
         return ElectionState(
-            leader=Leader(
-                row["owner"], row["address"], row["since_ms"], row["lease_epoch"], row["life"],
-                row["http"],
-            ) if is_led else None,
+            leader=Leader(*row[:6]) if row["left_ms"] > 0 else None,
             ttl_ms=max(0, row["left_ms"]),
             incarnation=row["incarnation"] or "",
             epoch=row["epoch"] or 0,
@@ -150,7 +108,7 @@ class PostgresElection(ServerElection):
         """Write the entry of a standby, which only informs people."""
         try:
             await self._link.fetch(
-                _ANNOUNCE, self._options.shard, me.node, me.address, me.since_ms, me.http,
+                SQL["announce"], self._options.shard, me.node, me.address, me.since_ms, me.http,
                 self._ttl_ms + 1_000,
             )  # fmt: skip
         except ServerError as error:
@@ -158,51 +116,29 @@ class PostgresElection(ServerElection):
                 raise
 
     async def _listed(self) -> tuple[Standby, ...]:
-        rows = await self._link.fetch(_STANDBYS, self._options.shard)
+        rows = await self._link.fetch(SQL["standbys"], self._options.shard, STANDBYS_MAX)
         return tuple(Standby(*row) for row in rows)
 
     def _arguments(self, me: Leader) -> tuple[object, ...]:
-        return (
-            self._options.shard, me.owner, me.address, me.since_ms, me.epoch, me.life, me.http,
-            self._ttl_ms,
-        )  # fmt: skip
+        return self._options.shard, *astuple(me), self._ttl_ms
 
     async def acquire(self, me: Leader, instead_of: Leader | None = None) -> bool:
         await self._ready()
         replaced = me.owner if instead_of is None else instead_of.owner
-        return bool(await self._link.fetch(_ACQUIRE, *self._arguments(me), replaced))
+        return bool(await self._link.fetch(SQL["acquire"], *self._arguments(me), replaced))
 
     async def renew(self, me: Leader) -> bool:
         await self._ready()
-        renewed = bool(await self._link.fetch(_RENEW, *self._arguments(me)))
+        renewed = bool(await self._link.fetch(SQL["renew"], *self._arguments(me)))
         self._standbys = await self._listed()
         return renewed
 
     async def release(self, me: Leader) -> None:
         await self._ready()
-        await self._link.fetch(_RELEASE, self._options.shard, me.owner)
+        await self._link.fetch(SQL["release"], self._options.shard, me.owner)
 
 
 # --- the registry of nodes ------------------------------------------------------------------------
-
-_REGISTER = "INSERT INTO registry SELECT $1::int, 0 WHERE NOT EXISTS (SELECT FROM registry)"
-_EXPIRE = "DELETE FROM node WHERE until <= clock_timestamp()"
-_BEAT = f"""
-INSERT INTO node (name, run, record, until)
-VALUES ($1, $2, $3, {_UNTIL.format("4::int")})
-ON CONFLICT (name) DO UPDATE SET run = excluded.run, record = excluded.record,
-    until = excluded.until
-"""
-_CLAIM = """
-INSERT INTO route (shard, epoch, address) VALUES ($1, $2, $3)
-ON CONFLICT (shard) DO UPDATE SET epoch = excluded.epoch, address = excluded.address
-WHERE (route.epoch, route.address) <> (excluded.epoch, excluded.address)
-    AND route.epoch <= excluded.epoch
-RETURNING 1
-"""
-_NODES = """
-SELECT name, record, (1000 * extract(epoch FROM until))::bigint AS until_ms FROM node
-"""
 
 
 class PostgresNodes(ServerNodes):
@@ -220,31 +156,24 @@ class PostgresNodes(ServerNodes):
         async with link.transaction():
             await link.fetch("SELECT pg_advisory_xact_lock($1)", opening.DDL_LOCK + 1)
             is_mine = await self._enter(me, text, instead_of)
-            ((now_ms,),) = await link.fetch(
-                "SELECT (1000 * extract(epoch FROM clock_timestamp()))::bigint"
-            )
-            rows = await link.fetch(_NODES)
+            ((now_ms,),) = await link.fetch(SQL["now_ms"])
+            rows = await link.fetch(SQL["nodes"])
             placed = await link.fetch("SELECT shard, node FROM placed")
             drained = await link.fetch("SELECT node FROM drained")
             ((version,),) = await link.fetch("SELECT version FROM registry")
         return self._seen(
-            me,
-            {row["name"]: row["record"] for row in rows},
-            {row["name"]: row["until_ms"] for row in rows},
-            is_mine=is_mine,
-            now_ms=now_ms,
-            placed={row["shard"]: row["node"] for row in placed},
-            drained=[row["node"] for row in drained],
-            version=version,
-        )
+            me, {name: record for name, record, _ in rows}, {name: ms for name, _, ms in rows},
+            is_mine=is_mine, now_ms=now_ms, placed=dict(map(tuple, placed)),
+            drained=[node for (node,) in drained], version=version,
+        )  # fmt: skip
 
     async def _enter(self, me: NodeRecord, text: str, instead_of: str) -> bool:
         """Write or remove the node's entry. Return whether the entry with its name is its own."""
         link = self._link
-        await link.fetch(_REGISTER, self._shards)
+        await link.fetch(SQL["register"], self._shards)
         ((shards,),) = await link.fetch("SELECT shards FROM registry")
         self._check_shards(shards)
-        await link.fetch(_EXPIRE)
+        await link.fetch(SQL["expire"])
         runs = {row["name"]: row["run"] for row in await link.fetch("SELECT name, run FROM node")}
         if text and me.name not in runs and len(runs) >= NODES_MAX:
             raise self._too_many(len(runs), NODES_MAX)
@@ -253,10 +182,10 @@ class PostgresNodes(ServerNodes):
         if not text:
             await link.fetch("DELETE FROM node WHERE name = $1", me.name)
             return True
-        await link.fetch(_BEAT, me.name, me.run, text, me.ttl_ms)
+        await link.fetch(SQL["beat"], me.name, me.run, text, me.ttl_ms)
         for claim in me.claims:
             # The claim of a deposed leader changes nothing.
-            if await link.fetch(_CLAIM, claim.shard, claim.epoch, claim.address):
+            if await link.fetch(SQL["route"], claim.shard, claim.epoch, claim.address):
                 await link.fetch("UPDATE registry SET version = version + 1")
         return True
 
@@ -264,12 +193,8 @@ class PostgresNodes(ServerNodes):
         link = await self._inspected()
         if node is None:
             await link.fetch("DELETE FROM placed WHERE shard = $1", shard)
-            return
-        await link.fetch(
-            "INSERT INTO placed VALUES ($1, $2) ON CONFLICT (shard) DO UPDATE SET node ="
-            " excluded.node",
-            shard, node,
-        )  # fmt: skip
+        else:
+            await link.fetch(SQL["place"], shard, node)
 
     async def drain(self, node: str, *, draining: bool) -> None:
         statement = "DELETE FROM drained WHERE node = $1"
@@ -291,38 +216,24 @@ class PostgresNodes(ServerNodes):
 # --- other shards ---------------------------------------------------------------------------------
 
 TRIES: Final = 3
-AWAY_S: Final = 1.0
-"""For this many seconds after a time-out, PostgreSQL is not asked for other shards, each of which
-would otherwise wait for the time-out again."""
 _T = TypeVar("_T")
 
 
-class PostgresSiblings:
+class PostgresSiblings(ServerSiblings):
     """The other shards of a schema; see ``contract.Siblings``. One connection reads them all."""
 
     def __init__(self, options: PostgresOptions) -> None:
-        self._options = options
-        self._link = Link(options, LOOKUPS)
-        self._lock = asyncio.Lock()
-        self._preparing: asyncio.Task[None] | None = None
-        self._away_until_s = 0.0
-
-    def prepare(self) -> None:
-        if self._preparing is None or self._preparing.done():
-            self._preparing = asyncio.get_running_loop().create_task(self._connect())
-
-    async def _connect(self) -> None:
-        async with self._lock:
-            with suppress(StoreError):
-                await self._link.ready()
+        super().__init__(Link(options, LOOKUPS))
+        self._name = options.name
 
     async def settings(self, shard: int, known_number: int | None) -> SiblingSettings:
-        async def read(at: str, owner: str) -> SiblingSettings:
-            rows = await self._link.fetch(records_statement(at, f"kind = {COUNTER.number}"))
+        async def read(link: Link, at: str, owner: str) -> SiblingSettings:
+            statement = SQL["records_of_kind"].format(at=at)
+            rows = await link.fetch(statement, COUNTER.number)
             counter = decode_record(COUNTER, rows[0]["data"]) if rows else SettingsCounter()
             if counter.number == known_number:
                 return SiblingSettings(counter, None)
-            rows = await self._link.fetch(records_statement(at, f"kind = {GROUP.number}"))
+            rows = await link.fetch(statement, GROUP.number)
             return SiblingSettings(counter, [decode_record(GROUP, row["data"]) for row in rows])
 
         return await self._read(shard, read) or SiblingSettings(SettingsCounter(), ())
@@ -330,16 +241,11 @@ class PostgresSiblings:
     async def contains(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
         wanted = [(kind.number, key_text(key)) for kind, key in keys]
 
-        async def read(at: str, owner: str) -> Sequence[bool]:
+        async def read(link: Link, at: str, owner: str) -> Sequence[bool]:
             check_whole(f"shard {shard}", owner)
-            statement = records_statement(
-                at,
-                f"(kind, left(key, {KEY_CHARS}), key) IN (SELECT kind, left(key, {KEY_CHARS}), key"
-                " FROM unnest($1::int[], $2::text[]) AS u(kind, key))",
-            )
+            statement = SQL["records_with_keys"].format(at=at)
             numbers, texts = [number for number, _ in wanted], [text for _, text in wanted]
-            rows = await self._link.fetch(statement, numbers, texts)
-            found = {(row["kind"], row["key"]) for row in rows}
+            found = set(map(tuple, await link.fetch(statement, numbers, texts)))
             return [pair in found for pair in wanted]
 
         existing = await self._read(shard, read)
@@ -347,29 +253,23 @@ class PostgresSiblings:
             raise StoreAway(f"shard {shard} is empty; no daemon uses it")
         return existing
 
-    async def _read(self, shard: int, read: Callable[[str, str], Awaitable[_T]]) -> _T | None:
+    async def _read(self, shard: int, read: Callable[[Link, str, str], Awaitable[_T]]) -> _T | None:
         """Call ``read`` with the current generation and the owner of a shard, inside a snapshot.
         Return None for a shard that does not exist. Raise StoreAway."""
-        loop, name = asyncio.get_running_loop(), f"shard {shard} of {self._options.name}"
-        async with self._lock:
-            if loop.time() < self._away_until_s:
-                raise StoreAway(f"{name}: no answer to a request for another shard")
-            for attempt in range(TRIES):
-                try:
-                    async with self._link.transaction(SNAPSHOT):
-                        rows = await self._link.fetch(
-                            "SELECT generation, owner FROM shard WHERE number = $1", shard
-                        )
-                        return await read(f"{shard}_{rows[0][0]}", rows[0][1]) if rows else None
-                except ServerTrouble as error:
-                    # The shard may just have dropped this generation.
-                    if not is_table_dropped(error) or attempt == TRIES - 1:
-                        self._away_until_s = loop.time() + AWAY_S
-                        raise StoreAway(f"{name}: {error.message}") from error
-        raise AssertionError("unreachable")
 
-    async def close(self) -> None:
-        if self._preparing is not None:
-            self._preparing.cancel()
-            await asyncio.wait((self._preparing,))
-        await self._link.close()
+        async def ask(link: Link) -> _T | None:
+            async with link.transaction(SNAPSHOT):
+                rows = await link.fetch(SQL["shard"], shard)
+                if not rows:
+                    return None
+                return await read(link, f"{shard}_{rows[0]['generation']}", rows[0]["owner"])
+
+        for attempt in range(TRIES):
+            try:
+                return await self._line.read(ask)
+            except ServerTrouble as error:
+                # The shard may just have dropped this generation.
+                if not is_table_dropped(error) or attempt == TRIES - 1:
+                    name = f"shard {shard} of {self._name}"
+                    raise StoreAway(f"{name}: {error.message}") from error
+        raise AssertionError("unreachable")

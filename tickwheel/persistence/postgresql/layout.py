@@ -1,4 +1,4 @@
-"""The tables of a shard and the statements on them.
+"""The tables of a shard, and the statements on them (``sql/statements.sql``).
 
 | table | rows |
 |---|---|
@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from functools import lru_cache
+from importlib.resources import files
+from operator import add
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tickwheel.model.records import ID_MAX, TaskOptions, TaskRow
@@ -32,6 +34,7 @@ from tickwheel.persistence.codec import (
     encode_records,
     key_text,
 )
+from tickwheel.statements import read_statements
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
     from tickwheel.model.kinds import Effects
 
 LAYOUT: Final = 1
+FOLDER: Final = files(__package__) / "sql"
+SQL: Final = read_statements(FOLDER / "statements.sql")
 ENDED, REPLACED, PROGRESS, DEAD = 0, 1, 2, 3
 """Kinds of notes. ENDED: all earlier rows of the task. REPLACED: its rows of earlier batches."""
 
@@ -77,90 +82,22 @@ class Parts(NamedTuple):
         return self.numbers[self.numbers.index(self.of(task_id)) :: -1]
 
     @property
+    def at(self) -> str:
+        """How the names of the generation's tables end."""
+        return f"{self.shard}_{self.generation}"
+
+    @property
     def tables(self) -> list[str]:
-        shard, generation = self.shard, self.generation
-        return [
-            *(f"task_{shard}_{number}" for number in self.numbers),
-            *(f"note_{shard}_{number}" for number in self.numbers),
-            f"journal_{shard}_{generation}",
-            f"record_{shard}_{generation}",
+        parts = [
+            f"{table}_{self.shard}_{number}"
+            for table in ("task", "note")
+            for number in self.numbers
         ]
+        return [*parts, f"journal_{self.at}", f"record_{self.at}"]
 
-
-KEY_CHARS: Final = 600
-"""Number of characters of a record's key in its index, whose entries have at most 2,704 bytes. A
-value of ``fair_by`` makes a longer key."""
-_PART_TABLES = """
-CREATE TABLE task_{0} (
-    id bigint NOT NULL, batch bigint NOT NULL, due_ms bigint NOT NULL, topic text NOT NULL,
-    key bytea, body bytea NOT NULL, extras bytea, PRIMARY KEY (id, batch)
-);
-CREATE TABLE note_{0} (
-    id bigint NOT NULL, batch bigint NOT NULL, kind smallint NOT NULL,
-    name text COLLATE "C" NOT NULL, data bytea
-);
-CREATE INDEX ON note_{0} (id);
-CREATE INDEX ON note_{0} (id, name) WHERE kind = 3;
-"""
-_GENERATION_TABLES = """
-CREATE TABLE journal_{0} (
-    batch bigint PRIMARY KEY, id_mark bigint NOT NULL, position_ms bigint NOT NULL,
-    ended int NOT NULL, outcomes bytea
-);
-CREATE TABLE record_{0} (
-    kind int NOT NULL, key text COLLATE "C" NOT NULL, batch bigint NOT NULL, data bytea
-);
-CREATE INDEX ON record_{0} (kind, left(key, {1}));
-"""
-
-
-def part_tables(shard: int, number: int) -> str:
-    return _PART_TABLES.format(f"{shard}_{number}")
-
-
-def generation_tables(shard: int, generation: int) -> str:
-    return _GENERATION_TABLES.format(f"{shard}_{generation}", KEY_CHARS)
-
-
-def drop_part(shard: int, number: int) -> str:
-    return f"DROP TABLE IF EXISTS task_{shard}_{number}, note_{shard}_{number}"
-
-
-def drop_generation(shard: int, generation: int) -> str:
-    return f"DROP TABLE IF EXISTS journal_{shard}_{generation}, record_{shard}_{generation}"
-
-
-PARTS = "SELECT number, low FROM part WHERE shard = $1 ORDER BY low"
-FENCE = (
-    "SELECT 1 FROM shard WHERE number = $1 AND epoch = $2 AND owner = $3 AND link = $4"
-    " FOR NO KEY UPDATE"
-)
-"""Held until the end of the transaction. The row is not changed."""
 
 # --- batches -------------------------------------------------------------------------------------
 
-_BATCH = (
-    "WITH f AS ({fence}), j AS (INSERT INTO journal_{at}"
-    " SELECT $5::bigint, $6::bigint, $7::bigint, $8::int, $9::bytea FROM f RETURNING 1)"
-)
-_NEW_TASKS = (
-    ", t{part} AS (INSERT INTO task_{shard}_{part}"
-    " (id, batch, due_ms, topic, key, body, extras)"
-    " SELECT u.id, $5, u.due_ms, u.topic, u.key, u.body, u.extras FROM f, unnest(${0}::bigint[],"
-    " ${1}::bigint[], ${2}::text[], ${3}::bytea[], ${4}::bytea[], ${5}::bytea[])"
-    " AS u(id, due_ms, topic, key, body, extras))"
-)
-_NEW_NOTES = (
-    ", n{part} AS (INSERT INTO note_{shard}_{part} (id, batch, kind, name, data)"
-    " SELECT u.id, $5, u.kind, u.name, u.data FROM f,"
-    " unnest(${0}::bigint[], ${1}::smallint[], ${2}::text[], ${3}::bytea[])"
-    " AS u(id, kind, name, data))"
-)
-_NEW_RECORDS = (
-    ", r AS (INSERT INTO record_{at} (kind, key, batch, data)"
-    " SELECT u.kind, u.key, $5, u.data FROM f,"
-    " unnest(${0}::int[], ${1}::text[], ${2}::bytea[]) AS u(kind, key, data))"
-)
 MARKS = 9
 """Number of arguments before the columns: the fence's, batch, marks and outcomes."""
 
@@ -172,21 +109,37 @@ def batch_statement(
 ) -> str:  # fmt: skip
     """Return the statement that applies a batch if this connection holds the shard. It returns the
     number of batches that it has applied."""
-    statement = _BATCH.format(fence=FENCE, at=f"{shard}_{generation}")
-    at = MARKS + 1
-    for part in with_tasks:
-        statement += _NEW_TASKS.format(*range(at, at + 6), part=part, shard=shard)
-        at += 6
-    for part in with_notes:
-        statement += _NEW_NOTES.format(*range(at, at + 4), part=part, shard=shard)
-        at += 4
-    if has_records:
-        statement += _NEW_RECORDS.format(*range(at, at + 3), at=f"{shard}_{generation}")
+    added = [("new_tasks", 6, part) for part in with_tasks]
+    added += [("new_notes", 4, part) for part in with_notes]
+    added += [("new_records", 3, generation)] * has_records
+    statement, first = SQL["batch"].format(at=f"{shard}_{generation}"), MARKS + 1
+    for name, count, number in added:
+        places = range(first, first + count)
+        statement += SQL[name].format(*places, number=number, at=f"{shard}_{number}")
+        first += count
     return f"{statement} SELECT count(*) FROM j"
 
 
 Note = tuple[int, int, str, "bytes | None"]
 """Id, kind, name and data."""
+
+
+class Filling(NamedTuple):
+    """How full a part is. The counts after a start are those of ``upkeep.py``."""
+
+    rows: int = 0
+    size_bytes: int = 0
+    notes: int = 0
+    passed: int = 0
+    """Number of rows that no longer count, because their tasks have ended or changed."""
+
+    @property
+    def counting(self) -> int:
+        """The number of rows that count."""
+        return max(0, self.rows - self.passed)
+
+    def plus(self, more: Filling) -> Filling:
+        return Filling(*map(add, self, more))
 
 
 class Batch(NamedTuple):
@@ -195,10 +148,7 @@ class Batch(NamedTuple):
     statement: str
     arguments: list[object]
     """The arguments after the fence's, the number and the id mark."""
-    rows: dict[int, tuple[int, int]]
-    """Part → number of new rows of tasks, and their bytes."""
-    notes: dict[int, tuple[int, int]]
-    """Part → number of new notes, and how many of them end or replace a row."""
+    added: dict[int, Filling]
     record_bytes: int
 
 
@@ -236,16 +186,14 @@ def encode(effects: Effects, parts: Parts, endings_max: int) -> Batch:
     statement = batch_statement(
         parts.shard, parts.generation, tuple(tasks), tuple(notes), bool(effects.records)
     )
-    return Batch(
-        statement,
-        arguments,
-        {part: (len(rows), sum(len(row[3]) for row in rows)) for part, rows in tasks.items()},
-        {
-            part: (len(part_notes), sum(kind <= REPLACED for _, kind, _, _ in part_notes))
-            for part, part_notes in notes.items()
-        },
-        sum(len(record) for record in records if record is not None),
-    )
+    added = {
+        part: Filling(len(rows), sum(len(row[3]) for row in rows)) for part, rows in tasks.items()
+    }
+    for part, part_notes in notes.items():
+        passed = sum(kind <= REPLACED for _, kind, _, _ in part_notes)
+        added[part] = added.get(part, Filling()).plus(Filling(0, 0, len(part_notes), passed))
+    record_bytes = sum(len(record) for record in records if record is not None)
+    return Batch(statement, arguments, added, record_bytes)
 
 
 def columns(rows: Sequence[TaskRow]) -> list[list[object]]:
@@ -273,29 +221,9 @@ def options_from(key: bytes | None, extras: bytes | None) -> TaskOptions | None:
 
 # --- reads ---------------------------------------------------------------------------------------
 
-_COUNTS = (
-    "NOT EXISTS (SELECT FROM note_{at} g WHERE g.id = t.id"
-    " AND (g.kind = 0 AND g.batch >= t.batch OR g.kind = 1 AND g.batch > t.batch))"
-)
-"""Whether the row of a task is its newest, and the task has not ended."""
-_NOTE_COUNTS = (
-    "n.data IS NOT NULL AND NOT EXISTS (SELECT FROM note_{at} g WHERE g.id = n.id"
-    " AND (g.kind = 0 AND g.batch >= n.batch"
-    " OR g.kind = n.kind AND g.name = n.name AND g.batch > n.batch))"
-)
-"""Whether a note is the newest of its kind and name, has data, and the task has not ended."""
 TASK, LAST_BATCH = -2, -1
-"""The first column of rows that are not notes: a task, or the number of the last batch."""
-_ROWS_OF_PART = (
-    "SELECT i.ord, t.id, t.due_ms, t.topic, t.key, t.extras, t.body,"
-    " octet_length(t.body) + coalesce(octet_length(t.extras), 0) AS size"
-    " FROM unnest(${0}::bigint[], ${1}::int[]) AS i(id, ord) JOIN task_{at} t ON t.id = i.id"
-    f" WHERE {_COUNTS}"
-)
-_NOTES_OF_PART = (
-    " UNION ALL SELECT n.kind, n.id, n.batch, n.name, NULL, NULL, n.data"
-    " FROM unnest(${0}::bigint[]) AS i(id) JOIN note_{at} n ON n.id = i.id WHERE n.kind <> 1"
-)
+"""The first column of rows of ``read`` that are not notes: a task, or the number of the last
+batch."""
 
 
 @lru_cache(maxsize=256)
@@ -305,77 +233,18 @@ def read_statement(shard: int, generation: int, numbers: tuple[int, ...]) -> str
     tasks, notes = [], []
     for index, number in enumerate(numbers):
         at = f"{shard}_{number}"
-        tasks.append(_ROWS_OF_PART.format(2 + 2 * index, 3 + 2 * index, at=at))
-        notes.append(_NOTES_OF_PART.format(2 + 2 * index, at=at))
-    return (
-        f"SELECT {TASK} AS kind, id, due_ms, topic, key, extras,"
-        " CASE WHEN sum(size) OVER (ORDER BY ord) - size < $1 THEN body END AS data"
-        f" FROM ({' UNION ALL '.join(tasks)}) AS r{''.join(notes)}"
-        f" UNION ALL SELECT {LAST_BATCH}, max(batch), 0, '', NULL, NULL, NULL"
-        f" FROM journal_{shard}_{generation}"
-    )
-
-
-def ids_statement(at: str, *, back: bool) -> str:
-    """Return the statement for the next ids after $1, or ``back`` from $1 on, with the topic $2, up
-    to $3."""
-    compare, order = ("<=", " DESC") if back else (">", "")
-    return (
-        f"SELECT t.id FROM task_{at} t WHERE t.id {compare} $1::bigint"
-        f" AND ($2::text IS NULL OR t.topic = $2) AND {_COUNTS.format(at=at)}"
-        f" ORDER BY t.id{order} LIMIT $3"
-    )
-
-
-def count_statement(at: str) -> str:
-    """Return the statement for the number of tasks."""
-    return f"SELECT count(*) FROM task_{at} t WHERE {_COUNTS.format(at=at)}"
-
-
-def dead_statement(at: str) -> str:
-    """Return the statement for the next dead letters after (id $1, group $2), up to $4. Group $3,
-    unless it is NULL."""
-    return (
-        f"SELECT n.data FROM note_{at} n WHERE n.kind = 3 AND (n.id, n.name) > ($1::bigint, $2)"
-        f" AND ($3::text IS NULL OR n.name = $3) AND {_NOTE_COUNTS.format(at=at)}"
-        " ORDER BY n.id, n.name LIMIT $4"
-    )
-
-
-def notes_statement(at: str) -> str:
-    """Return the statement for all progress and dead letters."""
-    return (
-        f"SELECT n.kind, n.data FROM note_{at} n WHERE n.kind >= 2 AND {_NOTE_COUNTS.format(at=at)}"
-    )
-
-
-def records_statement(at: str, condition: str = "true") -> str:
-    """Return the statement for the newest records that satisfy a condition."""
-    return (
-        f"SELECT kind, key, data FROM (SELECT DISTINCT ON (kind, key) kind, key, data"
-        f" FROM record_{at} WHERE {condition} ORDER BY kind, key, batch DESC) r"
-        " WHERE data IS NOT NULL"
-    )
-
-
-def outcomes_statement(at: str) -> str:
-    """Return the statement for the newest rows with outcomes, up to $1 outcomes."""
-    return (
-        "SELECT outcomes FROM"
-        " (SELECT batch, outcomes, sum(ended) OVER (ORDER BY batch DESC) - ended"
-        f" AS newer FROM journal_{at} WHERE ended > 0) j WHERE newer < $1 ORDER BY batch"
-    )
+        tasks.append(SQL["tasks_of_part"].format(2 + 2 * index, 3 + 2 * index, at=at))
+        notes.append(SQL["notes_of_part"].format(2 + 2 * index, at=at))
+    task_rows, note_rows = " UNION ALL ".join(tasks), " ".join(notes)
+    at = f"{shard}_{generation}"
+    return SQL["read"].format(at=at, task_rows=task_rows, note_rows=note_rows)
 
 
 def handles_statement(shard: int, numbers: Iterable[int], *, late: bool) -> str:
     """Return the statement for tasks due before $1, or ``late`` for all others, in due order."""
-    compare = ">=" if late else "<"
-    tasks = " UNION ALL ".join(
-        f"SELECT id, due_ms, topic, key FROM task_{at} t WHERE t.due_ms {compare} $1"
-        f" AND {_COUNTS.format(at=at)}"
-        for at in (f"{shard}_{number}" for number in numbers)
-    )
-    return f"SELECT id, due_ms, topic, key FROM ({tasks}) h ORDER BY due_ms, id"
+    of_part, compare = SQL["handles_of_part"], ">=" if late else "<"
+    tasks = [of_part.format(at=f"{shard}_{number}", compare=compare) for number in numbers]
+    return SQL["handles"].format(tasks=" UNION ALL ".join(tasks))
 
 
 def possible(ids: Iterable[int]) -> list[int]:
@@ -386,64 +255,31 @@ def possible(ids: Iterable[int]) -> list[int]:
 # --- copies --------------------------------------------------------------------------------------
 
 
-def copy_part(shard: int, source: int, target: int) -> tuple[str, str]:
-    """Return the statements that copy what counts in a part."""
+def copies(names: Iterable[str], shard: int, source: int, target: int, **more: int) -> list[str]:
+    """Return the statements with these names, which copy what counts in a part or a generation."""
     at, to = f"{shard}_{source}", f"{shard}_{target}"
-    return (
-        f"INSERT INTO task_{to} SELECT t.* FROM task_{at} t WHERE {_COUNTS.format(at=at)}",
-        f"INSERT INTO note_{to} SELECT n.* FROM note_{at} n WHERE n.kind >= 2"
-        f" AND {_NOTE_COUNTS.format(at=at)}",
-    )
+    return [SQL[name].format(at=at, to=to, **more) for name in names]
 
 
-def copy_generation(shard: int, source: int, target: int, endings_max: int) -> tuple[str, str]:
-    """Return the statements that copy what counts in a generation; the last batch always does."""
-    at, to = f"{shard}_{source}", f"{shard}_{target}"
-    return (
-        f"INSERT INTO record_{to} SELECT kind, key, batch, data"
-        " FROM (SELECT DISTINCT ON (kind, key) *"
-        f" FROM record_{at} ORDER BY kind, key, batch DESC) r WHERE data IS NOT NULL",
-        f"INSERT INTO journal_{to} SELECT batch, id_mark, position_ms, ended, outcomes FROM"
-        " (SELECT *, sum(ended) OVER (ORDER BY batch DESC) - ended AS newer,"
-        f" max(batch) OVER () AS last FROM journal_{at}) j"
-        f" WHERE batch = last OR ended > 0 AND newer < {endings_max}",
+def _later(tables: Sequence[str], shard: int, source: int, target: int) -> str:
+    return "".join(
+        SQL["copy_later"].format(table=table, shard=shard, source=source, target=target)
+        for table in tables
     )
 
 
 def switch_parts(shard: int, sources: Sequence[int], target: int | None, low: int) -> str:
     """Return the statement that replaces parts with their copy, with all that was added to them
     after batch $5. ``target`` None: nothing of them counts."""
-    statement = f"WITH f AS ({FENCE})"
-    for source in sources if target is not None else ():
-        for table in ("task", "note"):
-            statement += (
-                f", {table}{source} AS (INSERT INTO {table}_{shard}_{target}"
-                f" SELECT c.* FROM f, {table}_{shard}_{source} c WHERE c.batch > $5)"
-            )
-    numbers = ", ".join(map(str, sources))
-    statement += (
-        f", d AS (DELETE FROM part USING f WHERE shard = {shard} AND number IN ({numbers}))"
-    )
+    later = ""
     if target is not None:
-        statement += f", p AS (INSERT INTO part SELECT {shard}, {target}, {low} FROM f)"
-    return f"{statement} SELECT count(*), max($5::bigint) FROM f"
+        later = "".join(_later(("task", "note"), shard, source, target) for source in sources)
+        later += f", p AS (INSERT INTO part SELECT {shard}, {target}, {low} FROM f)"
+    numbers = ", ".join(map(str, sources))
+    return SQL["switch_parts"].format(shard=shard, sources=numbers, copies=later)
 
 
 def switch_generation(shard: int, source: int, target: int) -> str:
     """Return the statement that replaces a generation with its copy, as ``switch_parts`` does."""
-    copies = "".join(
-        f", {table} AS (INSERT INTO {table}_{shard}_{target}"
-        f" SELECT c.* FROM f, {table}_{shard}_{source} c WHERE c.batch > $5)"
-        for table in ("journal", "record")
-    )
-    return (
-        f"WITH f AS (UPDATE shard SET generation = {target} WHERE number = $1 AND epoch = $2"
-        f" AND owner = $3 AND link = $4 RETURNING 1){copies} SELECT count(*) FROM f"
-    )
-
-
-NEW_PART = (
-    f"WITH f AS ({FENCE}), p AS (INSERT INTO part SELECT $1, $5::bigint, $6::bigint FROM f"
-    " WHERE to_regclass($7::text) IS NOT NULL RETURNING 1) SELECT count(*) FROM p"
-)
-"""Adds part $5, from the id $6 on, if its table $7 is on this server."""
+    later = _later(("journal", "record"), shard, source, target)
+    return SQL["switch_generation"].format(target=target, copies=later)

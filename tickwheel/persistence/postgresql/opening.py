@@ -10,8 +10,7 @@ schema has no owner that could write data back.
 from __future__ import annotations
 
 import secrets
-from contextlib import asynccontextmanager, suppress
-from importlib.resources import files
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tickwheel.persistence.contract import Opened, StoredShard, StoreUnusable
@@ -29,54 +28,25 @@ from tickwheel.persistence.on_server import (
     INIT_OWNER,
     NoReply,
     check_restored,
+    connected,
     led,
     opening_errors,
     unusable,
     watch_lease,
 )
 from tickwheel.persistence.postgresql.driver import Link, PostgresOptions, ServerError
-from tickwheel.persistence.postgresql.layout import (
-    DEAD,
-    LAYOUT,
-    PARTS,
-    Parts,
-    count_statement,
-    generation_tables,
-    notes_statement,
-    part_tables,
-    records_statement,
-)
+from tickwheel.persistence.postgresql.layout import DEAD, FOLDER, LAYOUT, SQL, Parts
 from tickwheel.upgrades import Upgrade, sql_steps
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
 
     from tickwheel.persistence.contract import Evidence
 
 VERSION_MIN: Final = 14
-SQL = files(__package__).joinpath("sql")
-SCHEMA = SQL.joinpath("schema.sql").read_text("utf-8")
+SCHEMA: Final = FOLDER.joinpath("schema.sql").read_text("utf-8")
 DDL_LOCK: Final = 0x7469636B
 """Key of the advisory lock under which tables are created and upgraded."""
-_FACTS = """
-SELECT current_setting('server_version_num')::int / 10000 AS version,
-    pg_is_in_recovery() AS is_standby,
-    current_setting('server_encoding') AS encoding,
-    current_setting('default_transaction_read_only') AS read_only,
-    current_setting('fsync') AS fsync,
-    current_setting('full_page_writes') AS full_page_writes,
-    current_setting('synchronous_commit') AS synchronous_commit,
-    current_setting('synchronous_standby_names') AS standbys,
-    current_user AS role, current_database() AS database,
-    to_regnamespace($1) IS NOT NULL AS has_schema,
-    has_database_privilege(current_database(), 'CREATE') AS may_create_schema,
-    coalesce(has_schema_privilege(to_regnamespace($1)::oid, 'USAGE'), false) AS may_use,
-    coalesce(has_schema_privilege(to_regnamespace($1)::oid, 'CREATE'), false) AS may_create,
-    EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace($1) AND relname = 'layout')
-        AS has_layout,
-    EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace($1) AND relname = 'shard')
-        AS has_shards
-"""
 
 
 async def inspect(
@@ -86,12 +56,12 @@ async def inspect(
     ``Store.durability``, and the layout of the schema, which can be older; 0: it has no tables.
     Raise StoreUnusable, which says what to change, or StoreUnreachable."""
     with opening_errors(options.name):
-        (facts,) = await link.fetch(_FACTS, options.schema)
+        (facts,) = await link.fetch(SQL["facts"], options.schema)
         objection, layout = _objection(facts, options), 0
         if not objection and may_create and not facts["has_layout"]:
             await _create(link, options, has_schema=facts["has_schema"])
         if not objection and (may_create or facts["has_layout"]):
-            ((layout,),) = await link.fetch(_LAYOUT)
+            ((layout,),) = await link.fetch(SQL["layout"])
             if not 0 < layout <= LAYOUT:
                 objection = (
                     f"the schema {options.schema} has layout {layout}; this release reads layouts"
@@ -155,13 +125,6 @@ async def _create(link: Link, options: PostgresOptions, *, has_schema: bool) -> 
     await link.execute(f"SELECT pg_advisory_xact_lock({DDL_LOCK}); {schema} {SCHEMA}")
 
 
-_LAYOUT = "SELECT coalesce(max(format), 0) FROM layout"
-_USERS = """
-SELECT l.owner, l.address, 'shard ' || l.shard || ', which has an older layout'
-FROM lease l JOIN shard s ON s.number = l.shard AND s.owner = l.owner
-WHERE l.until > clock_timestamp() AND l.shard IS DISTINCT FROM $1::int
-"""
-"""The daemons that have opened a shard other than $1."""
 UPGRADE_MS: Final = 3_600_000
 """Maximum milliseconds of one step of an upgrade."""
 
@@ -169,7 +132,7 @@ UPGRADE_MS: Final = 3_600_000
 def upgrade_steps(layout: int, options: PostgresOptions) -> tuple[str, ...]:
     """Return the SQL that upgrades a schema with this layout, in one transaction. The last step
     voids the claims of all daemons; those of an older release cannot claim a shard again."""
-    steps = sql_steps(SQL, layout, LAYOUT)
+    steps = sql_steps(FOLDER, layout, LAYOUT)
     if not steps:
         return ()
     begin = f'SET LOCAL search_path = "{options.schema}";\nLOCK TABLE shard IN EXCLUSIVE MODE;'
@@ -181,8 +144,8 @@ async def upgrade(link: Link, options: PostgresOptions, shard: int | None = None
     StoreUnusable if a daemon has opened another shard, or ServerTrouble."""
     async with link.transaction():
         await link.fetch("SELECT pg_advisory_xact_lock($1)", DDL_LOCK)
-        ((layout,),) = await link.fetch(_LAYOUT)
-        users = await link.fetch(_USERS, shard) if layout < LAYOUT else ()
+        ((layout,),) = await link.fetch(SQL["layout"])
+        users = await link.fetch(SQL["users"], shard) if layout < LAYOUT else ()
         if users:
             raise led(options.name, *users[0])
         try:
@@ -195,7 +158,7 @@ async def upgrade(link: Link, options: PostgresOptions, shard: int | None = None
                 f"layout {layout} cannot be upgraded to {LAYOUT}: {reason}; `tickwheel store"
                 " upgrade --dry-run` prints the statements",
             ) from error
-        ((layout,),) = await link.fetch(_LAYOUT)
+        ((layout,),) = await link.fetch(SQL["layout"])
         assert layout == LAYOUT, f"the steps have left layout {layout}"
 
 
@@ -226,22 +189,6 @@ def durability(facts: Any) -> str:
 
 # --- epochs --------------------------------------------------------------------------------------
 
-_SHARD = "SELECT * FROM shard WHERE number = $1"
-_NEW_SHARD = (
-    "INSERT INTO shard (number, incarnation, epoch, owner, link, clean, opened_ms, past, branch,"
-    " generation) VALUES ($1, $2, $3, $4, 1, $5, $6, '', $7, $8) ON CONFLICT DO NOTHING"
-    " RETURNING number"
-)
-_BEGIN = (
-    "UPDATE shard SET epoch = greatest(epoch + 1, $2), owner = $3, link = link + 1, clean = false,"
-    " opened_ms = $4, past = $5, branch = '' WHERE number = $1 AND epoch = $6 AND incarnation = $7"
-    " AND (SELECT max(format) FROM layout) = $8 RETURNING epoch, generation"
-)
-_LAST = (
-    "SELECT coalesce(max(batch), 0) AS last, coalesce(max(id_mark), 0) AS id_mark,"
-    " coalesce((array_agg(position_ms ORDER BY batch DESC))[1], 0) AS position_ms FROM journal_{}"
-)
-
 
 async def begin_epoch(
     link: Link,
@@ -254,7 +201,7 @@ async def begin_epoch(
 ) -> Opened:
     """Begin an epoch; create the shard if it is absent. Raise StoreUnusable or ServerTrouble."""
     name, shard = _shard_name(options), options.shard
-    found = await link.fetch(_SHARD, shard)
+    found = await link.fetch(SQL["shard"], shard)
     if not found:
         begun = next_epoch(name, None, evidence, epoch_min)
         if not may_create:
@@ -268,7 +215,7 @@ async def begin_epoch(
         )  # fmt: skip
     stored = found[0]
     check_restored(name, stored["owner"], stored["branch"], owner)
-    (marks,) = await link.fetch(_LAST.format(f"{shard}_{stored['generation']}"))
+    (marks,) = await link.fetch(SQL["last"].format(at=f"{shard}_{stored['generation']}"))
     last = EpochRecord(stored["epoch"], mark_of(stored["owner"]), marks["last"])
     identity = StoreIdentity(
         last, stored["incarnation"], read_past(stored["past"]), stored["branch"]
@@ -276,25 +223,19 @@ async def begin_epoch(
     begun = next_epoch(name, identity, evidence, epoch_min)
     past = past_text(begun.past, with_batches=False)
     rows = await link.fetch(
-        _BEGIN, shard, begun.epoch, owner, now_ms, past, last.epoch, identity.incarnation, LAYOUT
-    )
+        SQL["begin_epoch"], shard, begun.epoch, owner, now_ms, past, last.epoch,
+        identity.incarnation, LAYOUT,
+    )  # fmt: skip
     if not rows:
         raise NoReply(f"{name}: another daemon has just opened it")
     # The row was locked: batches of the previous owner have ended, or will find another epoch.
-    (marks,) = await link.fetch(_LAST.format(f"{shard}_{rows[0]['generation']}"))
+    (marks,) = await link.fetch(SQL["last"].format(at=f"{shard}_{rows[0]['generation']}"))
     return Opened(
-        epoch=rows[0]["epoch"],
-        last_batch=marks["last"],
-        id_mark=marks["id_mark"],
-        position_ms=marks["position_ms"],
-        clean=stored["clean"],
-        created=False,
-        mark=mark_of(owner),
-        incarnation=identity.incarnation,
-        after=begun.after,
-        is_branch=begun.is_branch,
+        rows[0]["epoch"], marks["last"], marks["id_mark"], marks["position_ms"],
+        clean=stored["clean"], created=False, mark=mark_of(owner), incarnation=identity.incarnation,
+        after=begun.after, is_branch=begun.is_branch,
         is_behind=begun.is_behind,
-    )
+    )  # fmt: skip
 
 
 async def create_shard(
@@ -305,44 +246,35 @@ async def create_shard(
     shard = options.shard
     async with link.transaction():
         await link.fetch("SELECT pg_advisory_xact_lock($1)", DDL_LOCK)
-        ((layout, part, generation),) = await link.fetch(
-            f"SELECT ({_LAYOUT}), nextval('part_number'), nextval('part_number')"
-        )
+        ((layout,),) = await link.fetch(SQL["layout"])
         if layout != LAYOUT:
             raise NoReply(f"{options.name}: another daemon has just upgraded it")
-        rows = await link.fetch(
-            _NEW_SHARD, shard, incarnation, epoch, owner, clean, now_ms, branch, generation
-        )
+        part, generation = await next_number(link), await next_number(link)
+        values = shard, incarnation, epoch, owner, clean, now_ms, branch, generation
+        rows = await link.fetch(SQL["new_shard"], *values)
         if rows:
-            await link.execute(part_tables(shard, part) + generation_tables(shard, generation))
+            await link.execute(SQL["part_tables"].format(at=f"{shard}_{part}"))
+            await link.execute(SQL["generation_tables"].format(at=f"{shard}_{generation}"))
             await link.fetch("INSERT INTO part VALUES ($1, $2, 0)", shard, part)
     return bool(rows)
 
 
 async def read_parts(link: Link, shard: int, generation: int) -> Parts:
-    rows = await link.fetch(PARTS, shard)
-    numbers, lows = [row["number"] for row in rows], [row["low"] for row in rows]
-    return Parts(shard, generation, tuple(numbers), tuple(lows))
+    rows = await link.fetch(SQL["read_parts"], shard)
+    numbers, lows = zip(*rows, strict=True) if rows else ((), ())
+    return Parts(shard, generation, numbers, lows)
 
 
 async def next_number(link: Link) -> int:
     """Return a number for a new part or generation, which no other has."""
-    number: int = (await link.fetch("SELECT nextval('part_number')"))[0][0]
+    number: int = (await link.fetch(SQL["next_number"]))[0][0]
     return number
-
-
-_ABANDONED = """
-SELECT relname FROM pg_class
-WHERE relnamespace = to_regnamespace($2) AND relkind = 'r'
-    AND relname ~ ('^(task|note|journal|record)_' || $1::int || '_[0-9]+$')
-    AND substring(relname FROM '[0-9]+$')::bigint <= $3
-"""
 
 
 async def drop_abandoned(link: Link, options: PostgresOptions, parts: Parts, upto: int) -> None:
     """Drop the shard's tables with numbers up to ``upto`` that are not in ``parts``: an interrupted
     copy, or a table that somebody was reading. Successors of this daemon have higher numbers."""
-    rows = await link.fetch(_ABANDONED, parts.shard, options.schema, upto)
+    rows = await link.fetch(SQL["abandoned"], parts.shard, options.schema, upto)
     for name in {row["relname"] for row in rows} - set(parts.tables):
         with suppress(ServerError):
             await drop(link, f"DROP TABLE IF EXISTS {name}")
@@ -363,11 +295,6 @@ def _shard_name(options: PostgresOptions) -> str:
 
 # --- administration ------------------------------------------------------------------------------
 
-_LEASE = (
-    "SELECT owner, address, 'shard ' || shard FROM lease"
-    " WHERE until > clock_timestamp() AND ($1::int IS NULL OR shard = $1)"
-)
-
 
 class PostgresAdministration:
     """See ``contract.Administration``."""
@@ -378,37 +305,33 @@ class PostgresAdministration:
 
     async def look(self) -> StoredShard:
         options = self._options
-        async with connected(options) as link:
+        async with connected(options.name, Link(options)) as link:
             await self._inspect(link)
-            found = await link.fetch(_SHARD, options.shard)
+            found = await link.fetch(SQL["shard"], options.shard)
             counts = {"tasks": 0, "in_flight_or_waiting": 0, "dead": 0, "records": 0}
             last = 0
             if found:
                 parts = await read_parts(link, options.shard, found[0]["generation"])
-                at = f"{options.shard}_{parts.generation}"
-                last = (await link.fetch(_LAST.format(at)))[0]["last"]
-                records = f"SELECT count(*) FROM ({records_statement(at)}) r"
+                last = (await link.fetch(SQL["last"].format(at=parts.at)))[0]["last"]
+                records = SQL["count_records"].format(at=parts.at)
                 counts["records"] = (await link.fetch(records))[0][0]
                 for number in parts.numbers:
                     await _count(link, f"{options.shard}_{number}", counts)
         return StoredShard(
             store=options.name,
             shard=f"shard {options.shard} in the schema {options.schema}",
-            exists=bool(found),
-            is_complete=True,
-            rewriting="",
+            exists=bool(found), is_complete=True, rewriting="",
             epoch=found[0]["epoch"] if found else 0,
             incarnation=found[0]["incarnation"] if found else "",
-            counts=counts,
-            last=last,
-        )
+            counts=counts, last=last,
+        )  # fmt: skip
 
     async def lay_out(
         self, stored: StoredShard, now_ms: int, *, watch_s: float | None = None,
         is_branch: bool = False,
     ) -> str:  # fmt: skip
         options, incarnation = self._options, secrets.token_hex(8)
-        async with connected(options) as link:
+        async with connected(options.name, Link(options)) as link:
             await self._inspect(link)
             await self._watch(link, options.shard, watch_s)
             if stored.exists:
@@ -425,11 +348,7 @@ class PostgresAdministration:
         """Remove the shard that ``look`` has returned, with all its tables."""
         shard = self._options.shard
         async with link.transaction():
-            removed = await link.fetch(
-                "DELETE FROM shard WHERE number = $1 AND epoch = $2 AND incarnation = $3"
-                " RETURNING generation",
-                shard, stored.epoch, stored.incarnation,
-            )  # fmt: skip
+            removed = await link.fetch(SQL["remove_shard"], shard, stored.epoch, stored.incarnation)
             if not removed:
                 raise self._changed()
             parts = await read_parts(link, shard, removed[0]["generation"])
@@ -438,23 +357,18 @@ class PostgresAdministration:
 
     async def begin_branch(self, *, watch_s: float | None = None) -> None:
         options = self._options
-        async with connected(options) as link:
+        async with connected(options.name, Link(options)) as link:
             await self._inspect(link)
             await self._watch(link, options.shard, watch_s)
-            # The new incarnation fences earlier users of the shard.
-            rows = await link.fetch(
-                "UPDATE shard SET branch = $2, incarnation = $3, link = link + 1 WHERE number = $1"
-                " RETURNING 1",
-                options.shard, NEW, secrets.token_hex(8),
-            )  # fmt: skip
-            if not rows:
+            incarnation = secrets.token_hex(8)
+            if not await link.fetch(SQL["begin_branch"], options.shard, NEW, incarnation):
                 raise StoreUnusable(
                     f"{_shard_name(options)} is empty: there is no store to continue with"
                 )
 
     async def end_restore(self, after: str) -> None:
         options, values = self._options, restored(after)
-        async with connected(options) as link:
+        async with connected(options.name, Link(options)) as link:
             await link.fetch(
                 "UPDATE shard SET branch = $2, owner = $3 WHERE number = $1",
                 options.shard, values["branch"], values["owner"],
@@ -462,7 +376,7 @@ class PostgresAdministration:
 
     async def upgrade(self, *, dry_run: bool = False, watch_s: float | None = None) -> Upgrade:
         options = self._options
-        async with connected(options) as link:
+        async with connected(options.name, Link(options)) as link:
             _, layout = await inspect(link, options, may_create=False)
             steps = upgrade_steps(layout, options)
             if steps and not dry_run:
@@ -486,7 +400,7 @@ class PostgresAdministration:
         """Raise StoreUnusable if a daemon leads the shard, or any shard, within ``watch_s``."""
 
         async def find() -> StoreUnusable | None:
-            leases = await link.fetch(_LEASE, shard)
+            leases = await link.fetch(SQL["leases"], shard)
             return led(self._options.name, *leases[0]) if leases else None
 
         await watch_lease(find, watch_s)
@@ -499,19 +413,6 @@ class PostgresAdministration:
 
 async def _count(link: Link, at: str, counts: dict[str, int]) -> None:
     """Add the tasks, progress and dead letters of a part."""
-    counts["tasks"] += (await link.fetch(count_statement(at)))[0][0]
-    for kind, count in await link.fetch(
-        f"SELECT kind, count(*) FROM ({notes_statement(at)}) n GROUP BY kind"
-    ):
+    counts["tasks"] += (await link.fetch(SQL["count_tasks"].format(at=at)))[0][0]
+    for kind, count in await link.fetch(SQL["count_notes"].format(at=at)):
         counts["dead" if kind == DEAD else "in_flight_or_waiting"] += count
-
-
-@asynccontextmanager
-async def connected(options: PostgresOptions) -> AsyncIterator[Link]:
-    """Yield a connection for a short while. Raise StoreUnusable or StoreUnreachable."""
-    link = Link(options)
-    try:
-        with opening_errors(options.name):
-            yield link
-    finally:
-        await link.close()

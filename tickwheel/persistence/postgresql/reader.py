@@ -53,17 +53,13 @@ from tickwheel.persistence.postgresql.layout import (
     ENDED,
     LAST_BATCH,
     PROGRESS,
+    SQL,
     TASK,
     Parts,
-    dead_statement,
     handles_statement,
-    ids_statement,
-    notes_statement,
     options_from,
-    outcomes_statement,
     possible,
     read_statement,
-    records_statement,
 )
 
 if TYPE_CHECKING:
@@ -150,11 +146,19 @@ class Reader:
         async with link.transaction(SNAPSHOT):
             if is_long:
                 await link.execute(f"LOCK TABLE {', '.join(parts.tables)} IN ACCESS SHARE MODE")
-            last = (await link.fetch(f"SELECT max(batch) FROM journal_{_generation(parts)}"))[0][0]
-            if parts is not writer.parts:
-                raise _TablesChanged
-            _check_last(self._options, last, known)
+            ((last, _, _),) = await link.fetch(SQL["last"].format(at=parts.at))
+            self._check(parts, last, known)
             yield parts
+
+    def _check(self, parts: Parts, last: int, known: int) -> None:
+        """Raise _TablesChanged if a snapshot may be newer than ``parts``, or NoReply if its
+        ``last`` batch shows that it lacks a confirmed one."""
+        if parts is not self._writer.parts:
+            raise _TablesChanged
+        if last < known:
+            raise NoReply(
+                f"{self._options.name} lacks confirmed batches: its last is {last}, not {known}"
+            )
 
     # --- rows --------------------------------------------------------------------------------
 
@@ -171,9 +175,7 @@ class Reader:
         async def read(link: Link) -> tuple[dict[int, StoredTask], Sequence[int]]:
             parts, known = self._writer.parts, self._writer.last
             tasks, unread, last = await read_rows(link, parts, wanted, bytes_max)
-            if parts is not self._writer.parts:
-                raise _TablesChanged
-            _check_last(self._options, last, known)
+            self._check(parts, last, known)
             return tasks, unread
 
         return await self._trying(read)
@@ -274,11 +276,9 @@ class Reader:
                 async for page in pages(partial(read_page, link, parts)):
                     for task in page:
                         await filler.put(task)
-                marks = await link.fetch(
-                    f"SELECT id_mark, position_ms FROM journal_{_generation(parts)}"
-                    " ORDER BY batch DESC LIMIT 1"
+                ((_, filler.id_mark, filler.position_ms),) = await link.fetch(
+                    SQL["last"].format(at=parts.at)
                 )
-                filler.id_mark, filler.position_ms = marks[0] if marks else (0, 0)
             return await asyncio.to_thread(os.path.getsize, path)
 
         return await self._alone(copy)
@@ -316,21 +316,9 @@ def _failure(error: Exception) -> StoreError:
     return StoreAway(str(error))
 
 
-def _generation(parts: Parts) -> str:
-    return f"{parts.shard}_{parts.generation}"
-
-
-def _check_last(options: PostgresOptions, last: int | None, known: int) -> None:
-    """Raise NoReply if a snapshot lacks a confirmed batch."""
-    if (last or 0) < known:
-        raise NoReply(
-            f"{options.name} lacks confirmed batches: its last is {last or 0}, not {known}"
-        )
-
-
 async def read_rows(
     link: Link, parts: Parts, ids: Sequence[int], bytes_max: int
-) -> tuple[dict[int, StoredTask], Sequence[int], int | None]:
+) -> tuple[dict[int, StoredTask], Sequence[int], int]:
     """Read the first tasks of ``ids`` up to ``bytes_max`` with one statement. Return them, the ids
     that were not read, and the last batch of the snapshot."""
     places = {task_id: place for place, task_id in enumerate(ids)}
@@ -344,15 +332,14 @@ async def read_rows(
     rows = await link.fetch(statement, min(bytes_max, NO_LIMIT), *columns)
     tasks: dict[int, TaskRow] = {}
     notes: dict[tuple[int, int, str], tuple[int, bytes | None]] = {}
-    last: int | None = None
-    cut = len(ids)
+    last, cut = 0, len(ids)
     for kind, task_id, number, name, key, extras, data in rows:
         if kind == TASK and data is None:
             cut = min(cut, places[task_id])
         elif kind == TASK:
             tasks[task_id] = TaskRow(task_id, number, name, data, options_from(key, extras))
         elif kind == LAST_BATCH:
-            last = task_id
+            last = task_id or 0
         elif number > notes.get((task_id, kind, name), (0, None))[0]:
             notes[task_id, kind, name] = (number, data)
     progress: dict[int, list[ProgressRow]] = {}
@@ -381,7 +368,7 @@ async def read_page(
     ids: list[int] = []
     position = max(-1, position)
     for number in parts.upto(position) if back else parts.since(position):
-        statement = ids_statement(f"{parts.shard}_{number}", back=back)
+        statement = SQL["ids_back" if back else "ids"].format(at=f"{parts.shard}_{number}")
         rows = await link.fetch(
             statement, position, topic, limit - len(ids), timeout_ms=PAGE_CALL_MS
         )
@@ -410,9 +397,10 @@ async def _dead_of(
     """Return the dead letters of a part after ``after``. The topic is in the row."""
     page: list[DeadRow] = []
     (task_id, name), count = after, max(limit, DEAD_PAGE_MIN)
+    statement = SQL["dead"].format(at=at)
     while True:
         rows = await link.fetch(
-            dead_statement(at), max(-1, task_id), name, group, count, timeout_ms=PAGE_CALL_MS
+            statement, max(-1, task_id), name, group, count, timeout_ms=PAGE_CALL_MS
         )
         dead = [decode_dead(row[0]) for row in rows]
         page += [row for row in dead if topic in (None, row.topic)]
@@ -423,20 +411,20 @@ async def _dead_of(
 
 async def read_small(link: Link, parts: Parts, endings_max: int) -> SmallState:
     """Read as ``Store.recover_small`` does, inside a snapshot."""
-    small, at = SmallState(), _generation(parts)
-    for number, _, data in await link.fetch(records_statement(at), timeout_ms=LONG_CALL_MS):
+    small, statement = SmallState(), SQL["records"].format(at=parts.at)
+    for number, _, data in await link.fetch(statement, timeout_ms=LONG_CALL_MS):
         kind = kind_of(number)
         row = decode_record(kind, data)
         small.records[kind, kind.key(row)] = row
     for part in parts.numbers:
-        statement = notes_statement(f"{parts.shard}_{part}")
+        statement = SQL["notes"].format(at=f"{parts.shard}_{part}")
         for number, data in await link.fetch(statement, timeout_ms=LONG_CALL_MS):
             if number == DEAD:
                 dead = decode_dead(data)
                 small.dead.append((dead.id, dead.group, dead.topic))
             else:
                 small.progress.append(decode_progress(data))
-    for (data,) in await link.fetch(outcomes_statement(at), endings_max):
+    for (data,) in await link.fetch(SQL["outcomes"].format(at=parts.at), endings_max):
         small.outcomes += decode_endings(data)
     del small.outcomes[:-endings_max]
     return small

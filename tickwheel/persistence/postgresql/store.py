@@ -25,17 +25,13 @@ from tickwheel.persistence.contract import (
 from tickwheel.persistence.on_server import ServerStore, ServerTrouble, opening_errors
 from tickwheel.persistence.postgresql import opening
 from tickwheel.persistence.postgresql.driver import LOOKUPS, Link, PostgresOptions
+from tickwheel.persistence.postgresql.layout import SQL
 from tickwheel.persistence.postgresql.reader import KeyedTasks, Reader
 from tickwheel.persistence.postgresql.upkeep import Upkeep
 from tickwheel.persistence.postgresql.writer import Writer, log
 
 PROBE_BYTES: Final = 8 << 20
 """Enqueues have room if a table of this size can be written."""
-_PROBE = (
-    "CREATE TABLE probe_{0} (data bytea); ALTER TABLE probe_{0} ALTER data SET STORAGE PLAIN;"
-    " INSERT INTO probe_{0} SELECT decode(repeat('00', 4000), 'hex')"
-    " FROM generate_series(1, {1}); ROLLBACK"
-)
 
 
 class PostgresStore(ServerStore):
@@ -127,7 +123,7 @@ class PostgresStore(ServerStore):
         try:
             number = await opening.next_number(link)
             await link.execute("BEGIN")
-            await link.execute(_PROBE.format(number, PROBE_BYTES // 4_096))
+            await link.execute(SQL["probe"].format(number, PROBE_BYTES // 4_096))
         except ServerTrouble:
             return False
         finally:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager, suppress
-from dataclasses import astuple, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -27,19 +26,14 @@ from tickwheel.persistence.contract import StoreError
 from tickwheel.persistence.on_server import NoReply, ServerTrouble
 from tickwheel.persistence.postgresql.driver import LONG_CALL_MS, Link, ServerError
 from tickwheel.persistence.postgresql.layout import (
-    NEW_PART,
+    SQL,
+    Filling,
     Parts,
-    copy_generation,
-    copy_part,
-    drop_generation,
-    drop_part,
-    generation_tables,
-    part_tables,
+    copies,
     switch_generation,
     switch_parts,
 )
 from tickwheel.persistence.postgresql.opening import drop, drop_abandoned, next_number
-from tickwheel.persistence.postgresql.writer import Filling
 from tickwheel.waiting import cancel_all
 
 if TYPE_CHECKING:
@@ -133,21 +127,19 @@ class Upkeep:
         """Drop the tables that were replaced, and those of copies that failed."""
         if not self._drops:
             return
-        shard = self._options.shard
         async with self._settled():
             parts = self._writer.parts
         self._drops.difference_update((*parts.numbers, parts.generation))
         for number in sorted(self._drops):
-            tables = f"{drop_part(shard, number)}; {drop_generation(shard, number)}"
             with suppress(ServerError):  # somebody reads one of them
-                await drop(self._link, tables)
+                await drop(self._link, SQL["drop"].format(at=self._at(number)))
                 self._drops.discard(number)
 
     # --- decisions ---------------------------------------------------------------------------
 
     async def _count(self) -> None:
         """Count the rows from before the shard was opened."""
-        writer, shard = self._writer, self._options.shard
+        writer = self._writer
         for number in writer.parts.numbers:
             if number in self._counted:
                 continue
@@ -156,30 +148,20 @@ class Upkeep:
                 continue
             self._counted.add(number)
             # Batches that were applied during the count are counted twice, which does no harm.
-            since = self._of(number)
-            writer.fillings[number] = Filling(*map(max, astuple(since), astuple(before)))
+            writer.fillings[number] = Filling(*map(max, self._of(number), before))
         if not self._has_counted_generation:
-            at = f"{shard}_{writer.parts.generation}"
-            ((batches, size_bytes),) = await self._link.fetch(
-                f"SELECT (SELECT count(*) FROM journal_{at}),"
-                f" (SELECT coalesce(sum(octet_length(data)), 0) FROM record_{at})",
-                timeout_ms=LONG_CALL_MS,
-            )
+            statement = SQL["fill_of_generation"].format(at=writer.parts.at)
+            ((batches, size_bytes),) = await self._link.fetch(statement, timeout_ms=LONG_CALL_MS)
             self._has_counted_generation = True
             writer.batches = max(writer.batches, batches)
             writer.record_bytes = max(writer.record_bytes, size_bytes)
 
+    def _at(self, number: int) -> str:
+        return f"{self._options.shard}_{number}"
+
     async def _filling(self, number: int) -> Filling:
-        at = f"{self._options.shard}_{number}"
-        ((rows, size_bytes),) = await self._link.fetch(
-            f"SELECT count(*), coalesce(sum(octet_length(body)), 0) FROM task_{at}",
-            timeout_ms=LONG_CALL_MS,
-        )
-        ((notes, passed),) = await self._link.fetch(
-            f"SELECT count(*), count(*) FILTER (WHERE kind < 2) FROM note_{at}",
-            timeout_ms=LONG_CALL_MS,
-        )
-        return Filling(rows, size_bytes, notes, passed)
+        statement = SQL["fill_of_part"].format(at=self._at(number))
+        return Filling(*(await self._link.fetch(statement, timeout_ms=2 * LONG_CALL_MS))[0])
 
     def _of(self, number: int) -> Filling:
         return self._writer.fillings.get(number, Filling())
@@ -236,27 +218,26 @@ class Upkeep:
     # --- changes -----------------------------------------------------------------------------
 
     async def _begin_part(self) -> None:
-        writer, shard, number = self._writer, self._options.shard, await next_number(self._link)
+        writer, number = self._writer, await next_number(self._link)
+        at = self._at(number)
         self._drops.add(number)
-        await self._link.execute(part_tables(shard, number))
+        await self._link.execute(SQL["part_tables"].format(at=at))
         async with self._settled():
             # No id of the last part may be above its end, whatever the id mark is.
-            at = f"{shard}_{writer.parts.numbers[-1]}"
-            ((highest,),) = await self._link.fetch(
-                f"SELECT greatest((SELECT max(id) FROM task_{at}), (SELECT max(id) FROM note_{at}))"
-            )
+            last = self._at(writer.parts.numbers[-1])
+            ((highest,),) = await self._link.fetch(SQL["highest_id"].format(at=last))
             low = max(writer.id_mark, writer.parts.lows[-1], highest or 0) + 1
-            table = f"task_{shard}_{number}"
-            if low <= ID_MAX and await writer.switch(NEW_PART, number, low, table):
+            if low <= ID_MAX and await writer.switch(SQL["new_part"], number, low, f"task_{at}"):
                 self._counted.add(number)
 
     async def _copy_parts(self, sources: list[int]) -> None:
         writer, shard = self._writer, self._options.shard
         parts, fence, target = writer.parts, writer.fence, await next_number(self._link)
-        before = [replace(self._of(number)) for number in sources]
+        before = [self._of(number) for number in sources]
         self._drops.update((target, *sources))
-        copies = [copy for source in sources for copy in copy_part(shard, source, target)]
-        batch = await self._copy(parts, part_tables(shard, target), copies)
+        names = "copy_tasks", "copy_notes"
+        statements = [copy for source in sources for copy in copies(names, shard, source, target)]
+        batch = await self._copy(parts, SQL["part_tables"].format(at=self._at(target)), statements)
         copied = await self._filling(target)
         is_empty = not copied.rows and not copied.notes
         low = parts.lows[parts.numbers.index(sources[0])]
@@ -275,8 +256,8 @@ class Upkeep:
                 writer.fillings.pop(number, None)
             if not is_empty:
                 for then, since in zip(before, now, strict=True):
-                    copied.passed += since.passed - then.passed
-                    copied.notes += since.notes - then.notes
+                    notes, passed = since.notes - then.notes, since.passed - then.passed
+                    copied = copied.plus(Filling(0, 0, notes, passed))
                 writer.fillings[target] = copied
                 self._counted.add(target)
         self._counted.difference_update(sources)
@@ -286,8 +267,10 @@ class Upkeep:
         parts, fence, target = writer.parts, writer.fence, await next_number(self._link)
         source = parts.generation
         self._drops.update((target, source))
-        copies = copy_generation(shard, source, target, self._options.endings_max)
-        batch = await self._copy(parts, generation_tables(shard, target), copies)
+        names, endings_max = ("copy_records", "copy_journal"), self._options.endings_max
+        statements = copies(names, shard, source, target, endings_max=endings_max)
+        tables = SQL["generation_tables"].format(at=self._at(target))
+        batch = await self._copy(parts, tables, statements)
         async with self._settled():
             statement = switch_generation(shard, source, target)
             is_same = (writer.parts, writer.fence) == (parts, fence)
@@ -302,19 +285,18 @@ class Upkeep:
         writer, options = self._writer, self._options
         async with writer.lock:
             await writer.ready()
-            statement = "SELECT max(link) FROM shard WHERE number = $1"
-            ((link,),) = await self._link.fetch(statement, options.shard)
+            ((link,),) = await self._link.fetch(SQL["link"], options.shard)
             if (link or 0) < writer.fence[-1]:
                 raise NoReply(f"{options.name}: its upkeep reaches another server than its writer")
             yield
 
-    async def _copy(self, parts: Parts, tables: str, copies: Sequence[str]) -> int:
+    async def _copy(self, parts: Parts, tables: str, statements: Sequence[str]) -> int:
         """Create tables, and copy rows to them in a transaction with one snapshot. Return the
         number of its last batch."""
-        link, at = self._link, f"{parts.shard}_{parts.generation}"
+        link = self._link
         await link.execute(tables)
         async with link.transaction("ISOLATION LEVEL REPEATABLE READ"):
-            rows = await link.fetch(f"SELECT coalesce(max(batch), 0) FROM journal_{at}")
-            for statement in copies:
+            rows = await link.fetch(SQL["last"].format(at=parts.at))
+            for statement in statements:
                 await link.execute(statement, timeout_ms=LONG_CALL_MS)
-        return int(rows[0][0])
+        return int(rows[0]["last"])

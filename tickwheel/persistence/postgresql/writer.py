@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tickwheel.persistence.contract import (
     CommitRefused,
@@ -40,8 +39,10 @@ from tickwheel.persistence.postgresql.driver import (
 )
 from tickwheel.persistence.postgresql.layout import (
     LAYOUT,
+    SQL,
     TASK,
     Batch,
+    Filling,
     Parts,
     encode,
     read_statement,
@@ -49,7 +50,7 @@ from tickwheel.persistence.postgresql.layout import (
 from tickwheel.persistence.postgresql.opening import read_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
     from tickwheel.model.kinds import Effects
     from tickwheel.persistence.contract import Opened
@@ -59,27 +60,6 @@ log = logging.getLogger(__name__)
 
 ROUNDS_MAX: Final = 5
 """Number of attempts for one batch before ``commit`` raises CommitUnknown."""
-_CLAIM = (
-    "UPDATE shard SET link = link + 1 WHERE number = $1 AND epoch = $2 AND owner = $3"
-    " AND incarnation = $4 AND (SELECT max(format) FROM layout) = $5 RETURNING link, generation"
-)
-_END = "UPDATE shard SET clean = true WHERE number = $1 AND epoch = $2 AND owner = $3 RETURNING 1"
-
-
-@dataclass(slots=True)
-class Filling:
-    """How full a part is. The counts after a start are those of ``upkeep.py``."""
-
-    rows: int = 0
-    size_bytes: int = 0
-    notes: int = 0
-    passed: int = 0
-    """Number of rows that no longer count, because their tasks have ended or changed."""
-
-    @property
-    def counting(self) -> int:
-        """The number of rows that count."""
-        return max(0, self.rows - self.passed)
 
 
 class Writer:
@@ -114,7 +94,7 @@ class Writer:
 
     @property
     def fence(self) -> tuple[int, int, str, int]:
-        """The arguments of ``layout.FENCE``."""
+        """The arguments of ``fence``."""
         return self._options.shard, self.epoch, self.owner, self._number
 
     async def begin(self, owner: str, opened: Opened) -> None:
@@ -131,7 +111,7 @@ class Writer:
         async with self.lock:
             await self.ready()
             shard, epoch, owner, _ = self.fence
-            if not await self._link.fetch(_END, shard, epoch, owner):
+            if not await self._link.fetch(SQL["end_epoch"], shard, epoch, owner):
                 raise StoreError(f"{self._options.name} no longer belongs to this daemon")
 
     # --- batches -----------------------------------------------------------------------------
@@ -195,14 +175,8 @@ class Writer:
         self.last, self.id_mark = n, max(self.id_mark, effects.id_mark)
         self.batches += 1
         self.record_bytes += batch.record_bytes
-        for part, (rows, size_bytes) in batch.rows.items():
-            filling = self.fillings.setdefault(part, Filling())
-            filling.rows += rows
-            filling.size_bytes += size_bytes
-        for part, (notes, passed) in batch.notes.items():
-            filling = self.fillings.setdefault(part, Filling())
-            filling.notes += notes
-            filling.passed += passed
+        for part, added in batch.added.items():
+            self.fillings[part] = self.fillings.get(part, Filling()).plus(added)
 
     async def _check_new(self, ids: Collection[int]) -> None:
         """Raise StoreBroken if a task with one of these ids is stored."""
@@ -239,15 +213,11 @@ class Writer:
         await link.ready()
         options, connection = self._options, link.connections
         shard, epoch, owner, _ = self.fence
-        rows = await link.fetch(_CLAIM, shard, epoch, owner, self.incarnation, LAYOUT)
+        rows = await link.fetch(SQL["claim"], shard, epoch, owner, self.incarnation, LAYOUT)
         if not rows:
             raise await self._deposed()
-        generation = rows[0]["generation"]
-        at = f"{shard}_{generation}"
-        ((last, id_mark),) = await link.fetch(
-            f"SELECT coalesce(max(batch), 0), coalesce(max(id_mark), 0) FROM journal_{at}"
-        )
-        parts = await read_parts(link, shard, generation)
+        parts = await read_parts(link, shard, rows[0]["generation"])
+        ((last, id_mark, _),) = await link.fetch(SQL["last"].format(at=parts.at))
         if last < self.last:
             raise StoreForgot(
                 f"{options.name} came back older: its last batch is {last}, and it had confirmed"
@@ -266,11 +236,7 @@ class Writer:
     async def _deposed(self) -> StoreError:
         """Return the error for a shard that this daemon no longer owns."""
         options = self._options
-        rows: Sequence[Any] = await self._link.fetch(
-            "SELECT epoch, owner, incarnation, (SELECT max(format) FROM layout) FROM shard"
-            " WHERE number = $1",
-            options.shard,
-        )
+        rows = await self._link.fetch(SQL["owner"], options.shard)
         if not rows:
             return StoreLost(f"{options.name} has lost its data: the shard no longer exists")
         epoch, owner, incarnation, layout = rows[0]
@@ -288,7 +254,7 @@ class Writer:
     # --- the tables --------------------------------------------------------------------------
 
     async def switch(self, statement: str, *args: object) -> bool:
-        """Change the tables by a statement that begins with ``layout.FENCE``, and read them again.
+        """Change the tables by a statement that begins with ``fence``, and read them again.
         Return False if this daemon no longer holds the shard. Call it under the lock."""
         await self.ready()
         self._claimed = 0  # whatever happens, the tables are read again before the next batch

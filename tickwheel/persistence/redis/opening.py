@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from itertools import chain
 from typing import Any
 
@@ -41,8 +41,8 @@ from tickwheel.persistence.identity import (
 from tickwheel.persistence.on_server import (
     INIT_OWNER,
     check_restored,
+    connected,
     led,
-    opening_errors,
     unreachable,
     unusable,
     watch_lease,
@@ -368,6 +368,12 @@ def _refusal(options: RedisOptions, error: ServerError) -> StoreUnusable:
     )
 
 
+def connected_to(options: RedisOptions) -> AbstractAsyncContextManager[Connection]:
+    """Return a connection for a short while. Raise StoreUnusable or StoreUnreachable."""
+    check(options)
+    return connected(options.name, Connection(options))
+
+
 # --- administration ------------------------------------------------------------------------------
 
 COUNTED = ("tasks", "in_flight_or_waiting", "dead", "records")
@@ -383,7 +389,7 @@ class RedisAdministration:
 
     async def look(self) -> StoredShard:
         options, keys = self._options, self._keys
-        async with connected(options) as connection:
+        async with connected_to(self._options) as connection:
             await inspect(connection, options)
             reply: list[Any] = await connection.run(
                 INIT_LOOK, (*keys.all, keys.leader), (LAYOUT, *TYPES)
@@ -410,7 +416,7 @@ class RedisAdministration:
         is_branch: bool = False,
     ) -> str:  # fmt: skip
         keys, incarnation = self._keys, secrets.token_hex(8)
-        async with connected(self._options) as connection:
+        async with connected_to(self._options) as connection:
             await self._watch(connection, watch_s)
             args = (LAYOUT, int(stored.exists), stored.epoch, stored.incarnation, incarnation,
                     INIT_OWNER, now_ms, NEW if is_branch else "", *TYPES)  # fmt: skip
@@ -425,7 +431,7 @@ class RedisAdministration:
     async def upgrade(self, *, dry_run: bool = False, watch_s: float | None = None) -> Upgrade:
         options, keys = self._options, self._keys
         steps: tuple[str, ...] = ()
-        async with connected(options) as connection:
+        async with connected_to(self._options) as connection:
             await inspect(connection, options)
             layout = await self._layout(connection)
             if 0 < layout < LAYOUT:
@@ -446,7 +452,7 @@ class RedisAdministration:
 
     async def begin_branch(self, *, watch_s: float | None = None) -> None:
         options, keys = self._options, self._keys
-        async with connected(options) as connection:
+        async with connected_to(self._options) as connection:
             await self._watch(connection, watch_s)
             if not await connection.call("HLEN", keys.named["wheel"]):
                 reason = f"{keys.shard} is empty: there is no store to continue with"
@@ -457,7 +463,7 @@ class RedisAdministration:
 
     async def end_restore(self, after: str) -> None:
         values = chain.from_iterable(restored(after).items())
-        async with connected(self._options) as connection:
+        async with connected_to(self._options) as connection:
             await connection.call("HSET", self._keys.named["wheel"], *values)
 
     async def _watch(self, connection: Connection, watch_s: float | None) -> None:
@@ -480,15 +486,3 @@ class RedisAdministration:
             return _refused(options, keys, status, [first])
         reason = f"{keys.shard} has changed since it was read; run the command again"
         return unusable(options.name, reason)
-
-
-@asynccontextmanager
-async def connected(options: RedisOptions) -> AsyncIterator[Connection]:
-    """Yield a connection for a short while. Raise StoreUnusable or StoreUnreachable."""
-    check(options)
-    connection = Connection(options)
-    try:
-        with opening_errors(options.name):
-            yield connection
-    finally:
-        await connection.close()

@@ -22,7 +22,9 @@ from tickwheel.persistence.on_server import (
     Address,
     NoReply,
     NotConnected,
+    ServerSiblings,
     ServerTrouble,
+    SharedLine,
     check_whole,
 )
 from tickwheel.persistence.redis.connection import (
@@ -41,9 +43,6 @@ from tickwheel.persistence.redis.layout import GROUPS, Keys, record_field
 ROWS_PER_SCAN = 10_000
 """Number of fields that one call scans, including sessions and all other records."""
 TRIES = 3
-AWAY_S = 1.0
-"""For this many seconds after a time-out, a server is not called for other shards, each of which
-would otherwise wait for the time-out again."""
 _T = TypeVar("_T")
 _Ask = Callable[[Connection, Keys], Awaitable[_T]]
 _COUNTER = record_field((COUNTER, COUNTER.key(SettingsCounter())))
@@ -51,22 +50,17 @@ _GROUP = f"{GROUP.name} *"
 """Pattern of the fields of groups."""
 
 
-class RedisSiblings:
-    """The other shards of a store. The options name the shard of this daemon."""
+class RedisSiblings(ServerSiblings):
+    """The other shards of a store. The options name the shard of this daemon, to whose master the
+    first connection is."""
 
     def __init__(self, options: RedisOptions) -> None:
+        super().__init__(Connection(options))
         self._options = options
-        self._line = _Line(options)
-        """The connection to the master of this daemon's shard."""
         self._masters = _Masters(options, self._line) if options.kind == CLUSTER else None
-        self._preparing: asyncio.Task[None] | None = None
-
-    def prepare(self) -> None:
-        if self._preparing is None or self._preparing.done():
-            self._preparing = asyncio.get_running_loop().create_task(self._prepare())
 
     async def _prepare(self) -> None:
-        await self._line.connection.ready()
+        await super()._prepare()
         if self._masters is not None:
             with contextlib.suppress(ServerTrouble):
                 await self._masters.ready()
@@ -95,7 +89,7 @@ class RedisSiblings:
         keys = Keys(options.prefix, options.namespace, shard)
         try:
             if self._masters is None:
-                return await self._line.read(keys, ask)
+                return await self._line.read(ask, keys)
             return await self._of_master(self._masters, slot_of(options), keys, ask)
         except ServerTrouble as error:
             raise StoreAway(f"{keys.shard} of {options.name}: {error.message}") from error
@@ -106,7 +100,7 @@ class RedisSiblings:
         until_s = loop.time() + self._options.call_ms / 1000
         while True:
             try:
-                return await (await masters.line(slot)).read(keys, ask)
+                return await (await masters.line(slot)).read(ask, keys)
             except (NotConnected, NoReply):
                 masters.forget()
                 raise
@@ -120,48 +114,24 @@ class RedisSiblings:
             await asyncio.sleep(TEMPORARY_RETRY_S)
 
     async def close(self) -> None:
-        if self._preparing is not None:
-            self._preparing.cancel()
-            await asyncio.wait((self._preparing,))
+        await super().close()
         if self._masters is not None:
             await self._masters.close()
-        await self._line.connection.close()
-
-
-class _Line:
-    """A connection that is shared by shards, one call at a time."""
-
-    def __init__(self, options: RedisOptions) -> None:
-        self.connection = Connection(options)
-        self._lock = asyncio.Lock()
-        self._away_until_s = 0.0
-
-    async def read(self, keys: Keys, ask: _Ask[_T]) -> _T:
-        """Call ``ask`` for a shard. Raise ServerTrouble."""
-        loop = asyncio.get_running_loop()
-        async with self._lock:
-            if loop.time() < self._away_until_s:
-                raise NotConnected("the server did not answer a recent request for another shard")
-            try:
-                return await ask(self.connection, keys)
-            except (NotConnected, NoReply):
-                self._away_until_s = loop.time() + AWAY_S
-                raise
 
 
 class _Masters:
     """Connections to the masters of a Cluster."""
 
-    def __init__(self, options: RedisOptions, slots_line: _Line) -> None:
+    def __init__(self, options: RedisOptions, slots_line: SharedLine) -> None:
         """``slots_line``: the connection on which the locations of all slots are read."""
         self._options = options
         self._slots_connection = slots_line.connection
         self._asking = asyncio.Lock()
         self._ranges: Sequence[SlotRange] = ()
         """The locations of all slots; empty: unknown."""
-        self._lines: dict[Address, _Line] = {}
+        self._lines: dict[Address, SharedLine] = {}
 
-    async def line(self, slot: int) -> _Line:
+    async def line(self, slot: int) -> SharedLine:
         """Return the connection to a slot's master. Raise ServerTrouble."""
         await self._load_slots()
         address = master_of(slot, self._ranges)
@@ -169,10 +139,11 @@ class _Masters:
             raise NotConnected(f"no node serves slot {slot}")
         return self._line_to(address)
 
-    def _line_to(self, address: Address) -> _Line:
+    def _line_to(self, address: Address) -> SharedLine:
         if address not in self._lines:
             host, port = address
-            self._lines[address] = _Line(replace(self._options, kind=SINGLE, host=host, port=port))
+            options = replace(self._options, kind=SINGLE, host=host, port=port)
+            self._lines[address] = SharedLine(Connection(options))
         return self._lines[address]
 
     async def ready(self) -> None:

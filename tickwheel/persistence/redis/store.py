@@ -294,7 +294,7 @@ class RedisElection(ServerElection):
         self._keys = (keys.leader, keys.named["scratch"], keys.named["wheel"], keys.standbys)
 
     async def prepare(self) -> None:
-        async with opening.connected(self._options) as connection:
+        async with opening.connected_to(self._options) as connection:
             await opening.inspect(connection, self._options)
 
     @property
