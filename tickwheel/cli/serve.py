@@ -164,22 +164,19 @@ def _import_parts(settings: Settings) -> None:
     _import_databases(settings.store, settings.inbox)
 
 
-def _import_databases(store: str, inbox: str | None) -> None:
-    """Import the packages that a store and an inbox need. Raise BadRequest for an invalid URL of an
-    inbox."""
+def _import_databases(store: str | None, inbox: str | None) -> None:
+    """Import the packages that a store and an inbox need. Raise StoreUnusable or BadRequest for an
+    invalid URL, and ModuleNotFoundError or StoreUnusable if a package is missing."""
+    from tickwheel.persistence import check_packages
+
     if inbox is not None:
         from tickwheel.inbox import open_inbox
 
         if inbox.startswith("postgres"):
-            import tickwheel.inbox.postgresql
+            import tickwheel.inbox.postgresql  # noqa: F401
         open_inbox(inbox)
-    if store.startswith("redis"):
-        import tickwheel.persistence.redis.driver_redis
-
-        if "driver=asyncio-redis" in store:
-            import tickwheel.persistence.redis.driver_asyncio_redis
-    if store.startswith("postgres"):
-        import tickwheel.persistence.postgresql  # noqa: F401
+    if store is not None:
+        check_packages(store)
 
 
 def _assignments(texts: list[str]) -> dict[str, str]:
@@ -236,7 +233,7 @@ def demo(
         parse(store)
     if inbox is not None and not inbox.startswith("postgres"):
         raise BadRequest(f"--inbox must be postgresql://USER@HOST/DATABASE, not {shown(inbox)}")
-    _import_databases(store or "", inbox)
+    _import_databases(store, inbox)
     return run_demo(seconds, tasks, store, inbox, plain=plain, json=call.out.as_json)
 
 

@@ -18,6 +18,7 @@ import json
 import os
 import re
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from tickwheel.persistence.contract import Administration, NodeRegistry, Siblings
+    from tickwheel.persistence.on_server import ServerKind
     from tickwheel.upgrades import Upgrade
 
 URL_FORMS = (
@@ -38,8 +40,11 @@ URL_FORMS = (
     " redis+cluster://HOST:PORT,…/ (rediss…:// with TLS),"
     " postgresql://USER@HOST:PORT/DB?schema=NAME"
 )
-ON_SERVERS: Final = frozenset(("redis", "postgresql"))
-"""Kinds of stores that several daemons share."""
+_ON_SERVERS: Final = {
+    "redis": "tickwheel.persistence.redis", "postgresql": "tickwheel.persistence.postgresql",
+}  # fmt: skip
+"""Kind of store that several daemons share → the package with its ``ServerKind``."""
+ON_SERVERS: Final = frozenset(_ON_SERVERS)
 _POSTGRESQL = ("postgresql", "postgres")
 _REDIS = ("", "+sentinel", "+cluster")
 COUNT_FILE: Final = "shards.json"
@@ -289,23 +294,31 @@ def open_url(url: str, *, resident_bytes_max: int | None = None, disk_refuse: fl
         from tickwheel.persistence.memory import MemoryStore
 
         return MemoryStore()
-    if parsed.kind == "redis":
-        from tickwheel.persistence.redis import RedisStore
-        from tickwheel.persistence.redis import options_from as redis_options_from
+    if parsed.kind == "sqlite":
+        from tickwheel.persistence.sqlite import SqliteStore, options_from
 
-        options = redis_options_from(url)
-        if resident_bytes_max is not None:
-            options = replace(options, resident_bytes_max=resident_bytes_max)
-        return RedisStore(options)
-    if parsed.kind == "postgresql":
-        from tickwheel.persistence.postgresql import PostgresStore
-        from tickwheel.persistence.postgresql import options_from as postgres_options_from
+        options = replace(options_from(url, parsed.settings), disk_refuse=disk_refuse)
+        return SqliteStore(parsed.path, options)
+    kind = server_kind(url)
+    return kind.store(kind.options_from(url), resident_bytes_max)
 
-        return PostgresStore(postgres_options_from(url))
-    from tickwheel.persistence.sqlite import SqliteStore, options_from
 
-    sqlite_options = replace(options_from(url, parsed.settings), disk_refuse=disk_refuse)
-    return SqliteStore(parsed.path, sqlite_options)
+def check_packages(url: str) -> None:
+    """Import the packages of the store at ``url``, which can be a folder or name all shards. Raise
+    ModuleNotFoundError or StoreUnusable if one is missing, StoreUnusable for an invalid URL."""
+    if shard_folder(url) is None and parse(url).kind in ON_SERVERS:
+        kind = server_kind(url)
+        kind.check(kind.options_from(url if shard_count(url) is None else shard_url(url, 0)))
+
+
+def server_kind(url: str) -> ServerKind:
+    """Import the package of the store at ``url``, and return its classes. Raise StoreUnusable
+    unless the store is on a server, and ModuleNotFoundError without its driver."""
+    package = _ON_SERVERS.get(parse(url).kind)
+    if package is None:
+        raise StoreUnusable(f"store {url!r} is not on a server")
+    kind: ServerKind = import_module(package).KIND
+    return kind
 
 
 def shard_count(url: str) -> int | None:
@@ -344,31 +357,17 @@ def shard_url(url: str, shard: int) -> str:
 
 def open_nodes(url: str, shards: int) -> NodeRegistry:
     """Return the registry of the nodes that serve the store. ``url`` can name any shard."""
-    if parse(url).kind == "postgresql":
-        from tickwheel.persistence.postgresql import options_from as postgres_options_from
-        from tickwheel.persistence.postgresql.election import PostgresNodes
-
-        return PostgresNodes(postgres_options_from(url), shards)
-    from tickwheel.persistence.redis.driver import options_from
-    from tickwheel.persistence.redis.store import RedisNodes
-
-    return RedisNodes(options_from(url), shards)
+    kind = server_kind(url)
+    return kind.nodes(kind.options_from(url), shards)
 
 
 def open_siblings(url: str) -> Siblings | None:
     """Return access to the other shards of a store; ``url`` names one shard. Return None if the
     store has only one."""
     parsed = parse(url)
-    if parsed.kind == "redis":
-        from tickwheel.persistence.redis.driver import options_from
-        from tickwheel.persistence.redis.siblings import RedisSiblings
-
-        return RedisSiblings(options_from(url))
-    if parsed.kind == "postgresql":
-        from tickwheel.persistence.postgresql import options_from as postgres_options_from
-        from tickwheel.persistence.postgresql.election import PostgresSiblings
-
-        return PostgresSiblings(postgres_options_from(url))
+    if parsed.kind in ON_SERVERS:
+        kind = server_kind(url)
+        return kind.siblings(kind.options_from(url))
     path, slash, name = parsed.path.rpartition("/")
     if _DATABASE.fullmatch(name) is None:
         return None
@@ -379,18 +378,10 @@ def open_siblings(url: str) -> Siblings | None:
 
 def open_election(url: str, ttl_ms: int) -> Election | None:
     """Return the election of the store at ``url``, or None if only one daemon can open it."""
-    kind = parse(url).kind
-    if kind == "postgresql":
-        from tickwheel.persistence.postgresql import options_from as postgres_options_from
-        from tickwheel.persistence.postgresql.election import PostgresElection
-
-        return PostgresElection(postgres_options_from(url), ttl_ms)
-    if kind != "redis":
+    if parse(url).kind not in ON_SERVERS:
         return None
-    from tickwheel.persistence.redis.driver import options_from
-    from tickwheel.persistence.redis.store import RedisElection
-
-    return RedisElection(options_from(url), ttl_ms)
+    kind = server_kind(url)
+    return kind.election(kind.options_from(url), ttl_ms)
 
 
 async def upgrade(url: str, *, dry_run: bool = False) -> AsyncIterator[Upgrade]:
@@ -409,8 +400,8 @@ async def upgrade(url: str, *, dry_run: bool = False) -> AsyncIterator[Upgrade]:
         return
     count, urls = shard_count(url), [url]
     if count is not None:
-        # All shards of a schema in PostgreSQL have one layout.
-        urls = [shard_url(url, shard) for shard in range(1 if kind == "postgresql" else count)]
+        shards = range(1 if server_kind(url).has_one_layout else count)
+        urls = [shard_url(url, shard) for shard in shards]
     for one_url in urls:
         yield await open_administration(one_url).upgrade(dry_run=dry_run)
 
@@ -424,12 +415,5 @@ def _databases(folder: ShardFolder) -> list[str]:
 
 def open_administration(url: str) -> Administration:
     """Return what an operator can do with the shard that ``url`` names, which is on a server."""
-    if parse(url).kind == "postgresql":
-        from tickwheel.persistence.postgresql import options_from as postgres_options_from
-        from tickwheel.persistence.postgresql.opening import PostgresAdministration
-
-        return PostgresAdministration(postgres_options_from(url))
-    from tickwheel.persistence.redis.driver import options_from
-    from tickwheel.persistence.redis.opening import RedisAdministration
-
-    return RedisAdministration(options_from(url))
+    kind = server_kind(url)
+    return kind.administration(kind.options_from(url))

@@ -30,7 +30,17 @@ if TYPE_CHECKING:
 
     from tickwheel.model.kinds import ProgressKey
     from tickwheel.model.records import DeadRow
-    from tickwheel.persistence.contract import NodeRecord, Reads, Standby, StoredTask
+    from tickwheel.persistence.contract import (
+        Administration,
+        Election,
+        NodeRecord,
+        NodeRegistry,
+        Reads,
+        Siblings,
+        Standby,
+        Store,
+        StoredTask,
+    )
 
 T = TypeVar("T")
 
@@ -79,6 +89,29 @@ def opening_errors(name: str) -> Iterator[None]:
         raise unreachable(name, error) from error
     except ServerTrouble as error:
         raise unusable(name, error.message) from error
+
+
+# --- kinds ---------------------------------------------------------------------------------------
+
+
+class ServerKind(NamedTuple):
+    """A kind of store on a server: what ``options_from`` returns, the others take. See the classes
+    of ``contract`` with these names."""
+
+    options_from: Callable[[str], Any]
+    """Raises StoreUnusable for an invalid URL."""
+    check: Callable[[Any], None]
+    """Imports the driver. Raises StoreUnusable if a package or a file is missing."""
+    store: Callable[[Any, int | None], Store]
+    """Also takes the maximum bytes that the store keeps in memory; None: as the URL says."""
+    election: Callable[[Any, int], Election]
+    """Also takes the time to live of a lease in milliseconds."""
+    nodes: Callable[[Any, int], NodeRegistry]
+    """Also takes the number of shards."""
+    siblings: Callable[[Any], Siblings]
+    administration: Callable[[Any], Administration]
+    has_one_layout: bool
+    """Whether an upgrade of one shard upgrades all."""
 
 
 # --- URLs ----------------------------------------------------------------------------------------
