@@ -3,7 +3,7 @@
 ``Replay`` yields the events in the order in which they were written, and ``fold`` applies them. The
 backup is a SQLite store; only a copy of it is opened. The new store must be empty. A SQLite store
 is filled under a temporary name and renamed at the end, so it is either complete or missing. A
-shard in Redis is filled in place under the leader's lease, so no daemon serves an incomplete shard.
+shard on a server is filled in place under the leader's lease, so no daemon serves a part of it.
 Unlike the rest of the history, this module and ``fold`` know the store contract and the records.
 They do not know the daemon.
 

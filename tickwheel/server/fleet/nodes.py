@@ -1,4 +1,4 @@
-"""A node: a machine's daemons for some of the shards in a Redis that several nodes share.
+"""A node: a machine's daemons for some of the shards in a store that several nodes share.
 
 ``run`` implements ``tickwheel serve --store 'redis://…?shards=N'``. It is the parent
 (``processes.py``) of a daemon for each of the node's shards and of the *registrar*

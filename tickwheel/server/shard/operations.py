@@ -58,8 +58,8 @@ def directory_of(directory: Directory | None) -> Directory:
     """Return the directory. Raise Conflict if the daemon does not belong to a node."""
     if directory is None:
         raise Conflict(
-            "this daemon is not a node: its shards do not move. Nodes share a Redis, with ?shards=N"
-            " in the URL of its store"
+            "this daemon is not a node: its shards do not move. Nodes share a Redis or PostgreSQL,"
+            " with ?shards=N in the URL of the store"
         )
     return directory
 
