@@ -114,7 +114,7 @@ def later(tmp_path_factory: pytest.TempPathFactory) -> Later:
     def next_layout(*upgrade: str) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(database, "UPGRADES", {1: upgrade or UPGRADE})
-            patch.setattr(postgresql_opening, "SQL", folder)
+            patch.setattr(postgresql_opening, "FOLDER", folder)
             patch.setattr(on_server, "LEADER_WATCH_S", 0.0)
             for module in (database, opening, postgresql_opening, postgresql_writer):
                 patch.setattr(module, "LAYOUT", vars(module)["LAYOUT"] + 1)
