@@ -89,14 +89,14 @@ class RestoreMachine(EngineMachine):
                 self.apply(fold, copy, some[at : at + AT_ONCE], is_old)
         assert fold.unusable == 0
         left = {i: copy.task(i) for i in copy.tasks if i not in fold.removed_ids}
-        self.compare(left | fold.tasks, fold)
+        found = {i: Task(t) if isinstance(t, TaskRow) else t for i, t in fold.tasks.items()}
+        self.compare(left | found, fold)
 
     def apply(self, fold: Fold, copy: Copy, some: list[dict[str, Any]], is_old: bool) -> None:
         for task_id in fold.needs(some):
             if task_id in copy.tasks:
                 fold.put(copy.task(task_id))
-        for event in some:
-            fold.apply(event, is_old=is_old)
+        fold.apply(some, lambda event: is_old)
 
     def compare(self, found: dict[int, Task], fold: Fold) -> None:
         rows = self.rig.rows

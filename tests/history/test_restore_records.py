@@ -125,7 +125,7 @@ def test_events_since_any_backup_lead_to_the_records_of_the_store(
             backup, start = recorded(rig), len(rig.history)
     fold = Fold(Owners([]), 0, 0, records=backup)
     for event in lines(rig.history[start:]):
-        fold.apply(event)
+        fold.apply([event])
     assert fold.unusable == 0
     lost = {(TARGET, tuple(name.split())) for name in fold.records.targets_lost()}
     stored = recorded(rig)
@@ -150,7 +150,7 @@ def test_a_deleted_group_takes_its_pauses_and_its_target_along() -> None:
     rig.commit()
     fold = Fold(Owners([]), 0, 0, records=backup)
     for event in lines(rig.history[start:]):
-        fold.apply(event)
+        fold.apply([event])
     assert fold.records.records == recorded(rig) == {}
 
 
@@ -176,7 +176,7 @@ def test_a_url_with_hidden_values_comes_from_the_backup(changed: bool) -> None:
     rig.commit()
     fold = Fold(Owners([]), 0, 0, records=backup)
     for event in lines(rig.history[start:]):
-        fold.apply(event)
+        fold.apply([event])
     assert fold.records.records == ({} if changed else recorded(rig))
     assert fold.records.targets_lost() == (["t g"] if changed else [])
 

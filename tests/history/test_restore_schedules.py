@@ -143,7 +143,7 @@ def test_a_refused_run_has_no_event() -> None:
     ]
     fold = Fold(Owners([]), 0, 0)
     for event in lines(rig.history):
-        fold.apply(event)
+        fold.apply([event])
     assert fold.schedules.rows() == list(rig.rows.schedules.values())
 
 
@@ -165,7 +165,7 @@ class RestoreSchedulesMachine(SchedulesMachine):
         rows, records = self.copies[pick % len(self.copies)]
         fold = Fold(Owners([]), 0, 0, rows)
         for event in lines(self.rig.history[records:]):
-            fold.apply(event)
+            fold.apply([event])
         assert fold.unusable == 0
         assert sorted(fold.schedules.rows()) == sorted(self.rig.rows.schedules.values())
 

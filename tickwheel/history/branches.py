@@ -227,6 +227,12 @@ class Branch:
         time_ms = event["time_ms"]
         return epoch in self._by_epoch and time_ms <= self._untils.get(epoch, time_ms)
 
+    def includes_whole(self, epoch: int) -> bool:
+        """Return whether all events of an epoch belong to this branch, as far as is known."""
+        if epoch not in self._marks:
+            return True
+        return epoch in self._by_epoch and epoch not in self._untils
+
     def missing(self, epochs: Collection[int]) -> int:
         """Return the number of epochs between the given ones that may exist and have no events."""
         missing = 0

@@ -42,7 +42,14 @@ from tickwheel.history.fold import ENDINGS_MAX, Fold, Owners, Task, is_done
 from tickwheel.history.read import Replay, Replayed, Start
 from tickwheel.history.segments import STATE, Event
 from tickwheel.model.kinds import BULK, GROUP, RECORDED, SCHEDULE, TRANSACTION, Kind, keyed
-from tickwheel.model.records import ID_STEP, Outcome, ProgressRow, ProgressState, id_floor
+from tickwheel.model.records import (
+    ID_STEP,
+    Outcome,
+    ProgressRow,
+    ProgressState,
+    TaskRow,
+    id_floor,
+)
 from tickwheel.persistence import (
     ON_SERVERS,
     open_administration,
@@ -418,20 +425,25 @@ class _Run:
         fold = self._fold
         epochs: set[int] = set()
         for block in self._replay.blocks():
-            events = [event for event in block if self._is_ours(event)]
-            epochs.update(event["epoch"] for event in events if "epoch" in event)
+            events = block if self._are_ours(block) else list(filter(self._is_ours, block))
+            epochs.update({event["epoch"] for event in events if "epoch" in event})
             self._watch("events", self._replay.findings.events, self._replay.expected())
             for first in range(0, len(events), EVENTS_AT_ONCE):
                 part = events[first : first + EVENTS_AT_ONCE]
                 await self._load_tasks(part)
-                for event in part:
-                    fold.apply(event, is_old=self._replay.precedes_backup(event))
+                fold.apply(part, self._replay.precedes_backup)
         start = self._backup.start
         if start is not None and max(epochs, default=0) > start.epoch:
             epochs.add(start.epoch)
         self._report.missing_epochs = self._branch.missing(epochs)
         self._report.branches = self._branch.notes
         self._report_events()
+
+    def _are_ours(self, block: list[Event]) -> bool:
+        """Return whether, judged by their epochs, all events are ours; see ``_is_ours``."""
+        since_epoch = self._backup.since_epoch
+        epochs = {event.get("epoch", since_epoch) for event in block}
+        return min(epochs) >= since_epoch and all(map(self._branch.includes_whole, epochs))
 
     def _is_ours(self, event: Event) -> bool:
         """Return whether the event is of this shard's tasks and of the restored branch."""
@@ -460,8 +472,8 @@ class _Run:
 
     # --- restored tasks --------------------------------------------------------------------------
 
-    async def _tasks(self) -> AsyncIterator[StoredTask]:
-        """Yield every task to restore, with its body, in any order."""
+    async def _tasks(self, *, with_later: bool = True) -> AsyncIterator[StoredTask]:
+        """Yield every task to restore, with its body, in any order; see ``_changed``."""
         fold, ids = self._fold, self._plan.ids
         async for task in self._backup.tasks():
             task_id = task.row.id
@@ -469,17 +481,33 @@ class _Run:
                 continue
             if ids is None or task_id in ids:
                 yield _with_released(task)
-        for task in self._changed():
+        for task in self._changed(with_later=with_later):
             yield task
 
-    def _changed(self) -> Iterator[StoredTask]:
-        """Yield the tasks to restore that have events, by id."""
+    def _is_later(self, task: Task | TaskRow) -> bool:
+        """Return whether a task is new, has no other event, and is not yet due: most are."""
+        return isinstance(task, TaskRow) and task.due_ms > self._now_ms
+
+    def _changed(self, *, with_later: bool = True) -> Iterator[StoredTask]:
+        """Yield the tasks to restore that have events, by id; those that are ``_is_later`` only
+        ``with_later``."""
         fold, ids = self._fold, self._plan.ids
         for task_id in sorted(fold.tasks):
             task = fold.tasks[task_id]
-            if task.has_body and (ids is None or task_id in ids):
+            if ids is not None and task_id not in ids:
+                continue
+            if not with_later and self._is_later(task):
+                continue
+            if isinstance(task, TaskRow):
+                yield StoredTask(task, (), ())
+            elif task.has_body:
                 progress, dead = tuple(task.progress.values()), tuple(task.dead.values())
                 yield _with_released(StoredTask(task.row, progress, dead))
+
+    def _without_body(self) -> Iterator[tuple[int, Task]]:
+        for task_id, task in self._fold.tasks.items():
+            if isinstance(task, Task) and not task.has_body:
+                yield task_id, task
 
     @property
     def _takes_all(self) -> bool:
@@ -526,7 +554,12 @@ class _Run:
         not_found = set(self._plan.ids or ())
         if is_counted := self._takes_all and self._backup.store is not None:
             await self._count_unchanged()
-        tasks = _as_async(self._changed()) if is_counted else self._tasks()
+        takes_each = self._plan.ids is not None
+        later = 0 if takes_each else sum(map(self._is_later, fold.tasks.values()))
+        report.restored += later
+        report.from_history += later
+        changed = self._changed(with_later=takes_each)
+        tasks = _as_async(changed) if is_counted else self._tasks(with_later=takes_each)
         counted = int(is_counted)
         async for task in tasks:
             if counted % TASKS_AT_ONCE == 0:
@@ -534,21 +567,23 @@ class _Run:
             counted += 1
             task_id = task.row.id
             not_found.discard(task_id)
-            at_once = self._is_deliverable(task)
+            at_once = task.row.due_ms <= self._now_ms and self._is_deliverable(task)
             if at_once and not self._plan.include_overdue:
                 report.skipped_overdue.add(task_id)
                 continue
             report.restored += 1
             report.overdue += at_once
-            report.waiting += any(_waits(row) for row in task.progress)
+            if task.progress:
+                report.waiting += any(map(_waits, task.progress))
             report.dead_letters += len(task.dead)
-            is_new = task_id in fold.tasks and fold.tasks[task_id].is_new
+            held = fold.tasks.get(task_id)
+            is_new = isinstance(held, TaskRow) or (held is not None and held.is_new)
             report.from_backup += not is_new
             report.from_history += is_new
-        for task_id, held in fold.tasks.items():
-            if not held.has_body and (self._plan.ids is None or task_id in self._plan.ids):
+        for task_id, lost in self._without_body():
+            if self._plan.ids is None or task_id in self._plan.ids:
                 not_found.discard(task_id)
-                if self._plan.include_overdue or held.row.due_ms > self._now_ms:
+                if self._plan.include_overdue or lost.row.due_ms > self._now_ms:
                     report.without_body.add(task_id)
         for task_id in sorted(not_found):
             report.not_found.add(task_id)
@@ -595,9 +630,9 @@ class _Run:
         takes 1.2 s, compared with 2.9 s for writing every task (100,000 tasks, 20,000 later
         events). ``filling`` explains ``after``."""
         fold, backup = self._fold, self._backup
-        removed = fold.removed_ids | {id_ for id_, held in fold.tasks.items() if not held.has_body}
-        changed = self._changed()
-        total = len(removed) + sum(held.has_body for held in fold.tasks.values())
+        lost = {task_id for task_id, _ in self._without_body()}
+        removed, changed = fold.removed_ids | lost, self._changed()
+        total = len(fold.removed_ids) + len(fold.tasks)
         self._watch("writing", 0, total)
         async with filling(
             self._plan.into, self._report.epoch, self._now_ms, backup.since_epoch, after, store

@@ -272,16 +272,17 @@ def _blocks(path: Path, tally: Tally) -> Iterator[list[bytes]]:
     tally.torn += bool(begun)
 
 
-def _choose_decoder() -> Callable[[bytes | str], Any]:
-    """Return a decoder of JSON: 0.5 µs a line, or 2.6 µs without the extras http and typed."""
+def _choose_decoders() -> tuple[Callable[[bytes | str], Any], Callable[[bytes], list[Any]] | None]:
+    """Return a decoder of JSON, 0.5 µs a line, or 2.6 µs without the extras http and typed; and, if
+    there is one, a decoder of lines."""
     try:
-        from msgspec.json import decode
+        from msgspec.json import Decoder, decode
     except ImportError:
-        return json.loads
-    return decode
+        return json.loads, None
+    return decode, Decoder().decode_lines
 
 
-decode_json = _choose_decoder()
+decode_json, _decode_lines = _choose_decoders()
 
 
 def parse_line(line: bytes, tally: Tally) -> Event | None:
@@ -318,8 +319,20 @@ def event_blocks(path: Path, tally: Tally, needles: Iterable[bytes] = ()) -> Ite
         tally.lines += len(lines)
         if needles_tuple:
             lines = [line for line in lines if any(needle in line for needle in needles_tuple)]
-        parsed = [parse_line(line, tally) for line in lines]
-        yield [event for event in parsed if event is not None]
+        yield _parse(lines, tally)
+
+
+def _parse(lines: list[bytes], tally: Tally) -> list[Event]:
+    """Return the events in lines. Decoded at once they take half of the time."""
+    try:
+        found = _decode_lines(b"\n".join(lines)) if _decode_lines is not None else []
+    except (ValueError, RecursionError):
+        found = []
+    are_events = [type(event) is dict and type(event.get("time_ms")) is int for event in found]
+    if len(found) == len(lines) and all(are_events):
+        return found
+    parsed = [parse_line(line, tally) for line in lines]
+    return [event for event in parsed if event is not None]
 
 
 def last_seqs(history_dir: Path, shard: int, epochs: Collection[int]) -> dict[int, int]:

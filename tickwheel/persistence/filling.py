@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from tickwheel.model.kinds import GROUP, Effects, RecordKey, keyed
-from tickwheel.model.records import GroupRow, Outcome
+from tickwheel.model.records import GroupRow, Outcome, TaskRow
 from tickwheel.persistence.codec import BYTES_PER_BATCH, ROWS_PER_BATCH, in_batches
 from tickwheel.persistence.contract import Opened, Store, StoreBroken, StoredTask, StoreError
 from tickwheel.persistence.identity import StoreIdentity
@@ -88,7 +88,9 @@ class Filler:
     async def put(self, task: StoredTask) -> None:
         """Add a task that is not in the store."""
         self._effects.enqueued[task.row.id] = task.row
-        await self._add_groups(task)
+        if task.progress or task.dead:
+            self._add_groups(task)
+        await self._added(task.row)
 
     async def change(self, task: StoredTask, before: StoredTask | None = None) -> None:
         """Add a task, or replace the stored task ``before``."""
@@ -97,15 +99,19 @@ class Filler:
         if before is not None:
             effects.progress |= {(row.id, row.group): None for row in before.progress}
             effects.dead |= {(row.id, row.group): None for row in before.dead}
-        await self._add_groups(task)
+        self._add_groups(task)
+        await self._added(task.row)
 
-    async def _add_groups(self, task: StoredTask) -> None:
+    def _add_groups(self, task: StoredTask) -> None:
         effects = self._effects
         for row in task.progress:
             effects.progress[row.id, row.group] = row
         for letter in task.dead:
             effects.dead[letter.id, letter.group] = letter
-        self._bytes += len(task.row.body)
+
+    async def _added(self, row: TaskRow) -> None:
+        effects = self._effects
+        self._bytes += len(row.body)
         count = len(effects.enqueued) + len(effects.updated)
         if count >= ROWS_PER_BATCH or self._bytes >= BYTES_PER_BATCH:
             await self.flush()
