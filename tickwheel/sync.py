@@ -42,7 +42,7 @@ from tickwheel.client import Delivery as AsyncDelivery
 from tickwheel.client import Subscription as AsyncSubscription
 from tickwheel.client.checks import Check
 from tickwheel.client.connection import DEFAULT_URL, LOGGER
-from tickwheel.client.delivery import ACK_IN_S, Delivered, mark_retrieved
+from tickwheel.client.delivery import Delivered, ack_in_s, mark_retrieved
 from tickwheel.client.encodings import Codec, body_of
 from tickwheel.client.link import closing_s, descriptors, unreachable
 from tickwheel.client.producer import QUEUE_BYTES_MAX, QUEUE_TASKS_MAX
@@ -528,7 +528,7 @@ class Delivery(_Wrapper[AsyncDelivery], Delivered):
     ) -> None:
         """``ack_in`` of the asynchronous delivery, in the transaction of a synchronous
         connection."""
-        word = self.extend(ACK_IN_S, timeout=timeout)
+        word = self.extend(ack_in_s(self), timeout=timeout)
         if word != "extended":
             raise StaleReceipt(f"task {self.id}, attempt {self.attempt}: {word}")
         receipt = self.epoch, self.id, self.attempt

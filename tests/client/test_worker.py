@@ -53,10 +53,14 @@ async def run(worker: Worker) -> BaseException | None:
 
 @asynccontextmanager
 async def rig(
-    handler: Callable[[Delivery], Any], lease_ms: int = 30_000, grace: float = 5.0, **options: Any
+    handler: Callable[[Delivery], Any],
+    lease_ms: int = 30_000,
+    grace: float = 5.0,
+    daemon: FakeDaemon | None = None,
+    **options: Any,
 ) -> AsyncIterator[WorkerRig]:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
+    async with daemon or FakeDaemon() as fake, fake.client() as client:
+        peer = await fake.peer()
         worker = Worker(client, grace=grace, signals=False)
         worker.on("t", **options)(handler)
         running = asyncio.ensure_future(run(worker))
@@ -313,6 +317,34 @@ async def test_snoozing_too_often_becomes_a_nack() -> None:
         await answer(r.peer, T.SNOOZE, ("too_often",))
         frame = await answer(r.peer, T.NACK, ("retrying",))
         assert frame[4] == ((task_id, 1, 1, 60_000, "postponed too often; snoozed for 60"),)
+
+
+@pytest.mark.parametrize("how", [Delivery.nack, RetryLater, Delivery.snooze, Snooze])
+async def test_a_delay_is_cut_to_the_limit_of_the_daemon(
+    how: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handler(delivery: Delivery) -> None:
+        if isinstance(how, type):
+            raise how(60)
+        await how(delivery, 60)
+
+    async with rig(handler, daemon=FakeDaemon(delay_ms_max=5_000)) as r:
+        [task_id] = await r.deliver(b"a")
+        kind = T.NACK if how in (Delivery.nack, RetryLater) else T.SNOOZE
+        frame = await answer(r.peer, kind, ("retrying",))
+        assert frame[4][0][:4] == (task_id, 1, 1, 5_000)
+    assert "the delay of 60000 ms was cut to the daemon's delay_max_s, 5000 ms" in caplog.text
+
+
+async def test_an_ack_in_a_transaction_requests_no_longer_lease_than_the_limit() -> None:
+    async def handler(delivery: Delivery) -> None:
+        await delivery.ack_in(None)
+
+    async with rig(handler, lease_ms=5_000, daemon=FakeDaemon(lease_ms_max=5_000)) as r:
+        await r.deliver(b"a")
+        frame = await answer(r.peer, T.EXTEND, ("stale",))
+        assert frame[-1] == 5_000
+        assert (await answer(r.peer, T.NACK, ("retrying",)))[4][0][4].startswith("StaleReceipt")
 
 
 @pytest.mark.parametrize("delay", [-1, "soon", None])

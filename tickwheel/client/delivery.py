@@ -40,6 +40,7 @@ from tickwheel.errors import (
     shown,
     text_of,
 )
+from tickwheel.limits import ID_MAX, Limits
 from tickwheel.protocol import encode
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ Item = tuple[Any, ...]
 REASON_BYTES_MAX = 64 * 1024
 """Maximum bytes of a reason in UTF-8. The daemon accepts as many characters."""
 ACK_IN_S = 60.0
-"""Seconds that a transaction with an ack has to commit."""
+"""Seconds that a transaction with an ack has to commit, unless no lease may be as long."""
 RECEIPT_BYTES = 18
 """Maximum bytes of one ack's id and attempt in a frame."""
 UNPACKED = 5
@@ -65,7 +66,7 @@ class Finished:
 
     __slots__ = ()
     WORD = "done"
-    reason_bytes_max = 0
+    limits = Limits(delay_ms_max=ID_MAX)
 
     def add(self, task_id: int, attempt: int) -> asyncio.Future[str]:
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -303,7 +304,7 @@ class Delivery(Delivered):
         from tickwheel.client.sql import ack_command, write  # few programs need it
 
         command = ack_command(self.topic, self.group, self.epoch, self.id, self.attempt)
-        word = await self.extend(ACK_IN_S, timeout=timeout)
+        word = await self.extend(ack_in_s(self), timeout=timeout)
         if word != "extended":
             raise StaleReceipt(f"task {self.id}, attempt {self.attempt}: {word}")
         result = write(connection, command, schema)
@@ -320,8 +321,9 @@ class Delivery(Delivered):
         """Report a failure. The task is delivered again after ``delay`` (default: the retry
         policy), or becomes a dead letter when its retries are used up. Return "retrying", "dead",
         "held" (its order key waits for an operator), or "cancelled" (a newer task with its key has
-        replaced it). ``reason`` is cut to 64 KiB; lone surrogates are escaped."""
-        delay_ms = None if delay is None else duration_ms(delay, "delay")
+        replaced it). ``delay`` is cut to the daemon's ``delay_max_s``, ``reason`` to 64 KiB; lone
+        surrogates are escaped."""
+        delay_ms = None if delay is None else self._delay_ms(delay)
         item, until_s = (*self._receipt, delay_ms, self._sent(reason)), _until_s(timeout)
         self.settled = True
         return cast("NackWord", await self._send_item(FrameType.NACK, [item], until_s))
@@ -350,10 +352,10 @@ class Delivery(Delivered):
         return cast("ReleaseWord", word)
 
     async def snooze(self, delay: Duration, *, timeout: Duration | None = None) -> SnoozeWord:
-        """Postpone the task by ``delay`` without counting a failure. Return "snoozed", or
-        "too_often" when the group has postponed the task ``snoozes_max`` times; the delivery is
-        then still unsettled."""
-        item, until_s = (*self._receipt, duration_ms(delay, "delay")), _until_s(timeout)
+        """Postpone the task by ``delay``, cut to the daemon's ``delay_max_s``, without counting a
+        failure. Return "snoozed", or "too_often" when the group has postponed the task
+        ``snoozes_max`` times; the delivery is then still unsettled."""
+        item, until_s = (*self._receipt, self._delay_ms(delay)), _until_s(timeout)
         self.settled = True
         word = await self._send_item(FrameType.SNOOZE, [item], until_s)
         self.settled = word != "too_often"
@@ -363,6 +365,15 @@ class Delivery(Delivered):
     def _receipt(self) -> tuple[int, int, int]:
         return self._item[0], self._batch.epoch, self._item[1]
 
+    def _delay_ms(self, delay: Duration) -> int:
+        """Return the delay that is sent, in ms: cut, because the daemon would refuse a longer one,
+        and the task would wait for the end of its lease. Raise BadRequest."""
+        delay_ms, most_ms = duration_ms(delay, "delay"), self._batch.calls.limits.delay_ms_max
+        if delay_ms > most_ms:
+            LOGGER.warning("%r: the delay of %d ms was cut to the daemon's delay_max_s, %d ms",
+                           self, delay_ms, most_ms)  # fmt: skip
+        return min(delay_ms, most_ms)
+
     def _sent(self, reason: str | None) -> str | None:
         """Return the reason that is sent: cut, and without lone surrogates. Raise BadRequest."""
         if reason is None:
@@ -370,7 +381,8 @@ class Delivery(Delivered):
         if not isinstance(reason, str):
             raise BadRequest(f"reason must be a str, not {shown(reason)}")
         cut = text_of(reason[:REASON_BYTES_MAX]).encode()
-        bytes_max = min(REASON_BYTES_MAX, self._batch.calls.reason_bytes_max)
+        frame_bytes_max = self._batch.calls.limits.frame_bytes_max
+        bytes_max = min(REASON_BYTES_MAX, frame_bytes_max - SETTLEMENT_BYTES)
         return cut[:bytes_max].decode(errors="ignore")
 
     async def _send_item(
@@ -387,6 +399,11 @@ class Delivery(Delivered):
         head = (batch.topic, batch.group, epoch, [task_id], [attempt])
         words = await batch.calls.call(kind, *head, *rest, until_s=until_s)
         return usual if words is None else str(words[0])
+
+
+def ack_in_s(delivery: Delivered) -> float:
+    """Return the lease, in seconds, that a transaction with the delivery's ack gets."""
+    return min(ACK_IN_S, delivery._batch.calls.limits.lease_ms_max / 1000)
 
 
 async def unpack_aside(delivery: Delivery) -> None:

@@ -317,9 +317,9 @@ class Calls(Source):
         self._stopped: TickwheelError | None = None
 
     @property
-    def reason_bytes_max(self) -> int:
-        """Maximum bytes of a reason that fit into a frame."""
-        return self.reconnector.limits.frame_bytes_max - SETTLEMENT_BYTES
+    def limits(self) -> Limits:
+        """The limits of the daemon."""
+        return self.reconnector.limits
 
     async def call(
         self,

@@ -332,9 +332,6 @@ class Runner:
             await asyncio.gather(*asking)
 
     async def _settle_and_report(self, delivery: Delivery, outcome: Outcome) -> None:
-        delay_max_s = self._client.limits.delay_ms_max / 1000
-        if outcome.delay_s is not None and outcome.delay_s > delay_max_s:
-            outcome = outcome._replace(delay_s=delay_max_s)  # the daemon would refuse it
         try:
             answer = await _settle_without_ack(delivery, outcome)
         except (
