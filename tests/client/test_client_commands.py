@@ -419,3 +419,22 @@ async def test_a_rollback_includes_a_half_task_that_is_sent_again(
     await soon(ending)
     with pytest.raises(errors.TransactionRolledBack):
         await transaction.enqueue("t", b"y")
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_a_rollback_succeeds_if_its_only_half_task_never_arrived(
+    client: Client, peer: Peer, *, is_first: bool
+) -> None:
+    transaction = client.transaction("p")
+    if not is_first:
+        enqueueing = asyncio.ensure_future(transaction.enqueue("t", b"w"))
+        peer.ok(await peer.next(T.PREPARE), (NOW_MS,))
+        await soon(enqueueing)
+    enqueueing = asyncio.ensure_future(transaction.enqueue("t", b"x"))
+    await peer.next(T.PREPARE)
+    enqueueing.cancel()
+    await asyncio.gather(enqueueing, return_exceptions=True)
+    ending = asyncio.gather(transaction.rollback(), return_exceptions=True)
+    peer.error(await peer.next(T.ROLLBACK), "unknown_transaction")
+    [result] = await soon(ending)
+    assert result is None if is_first else isinstance(result, errors.UnknownTransaction)

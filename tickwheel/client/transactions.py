@@ -168,7 +168,9 @@ class Transaction:
                 break
             except UnknownTransaction:
                 if not storing:
-                    raise
+                    if self._prepared:
+                        raise
+                    break  # the half tasks in doubt were not stored
             # The first half task was refused for the moment, and its request will be repeated.
             left_s = None if until_s is None else until_s - asyncio.get_running_loop().time()
             await asyncio.wait(storing, timeout=left_s)
