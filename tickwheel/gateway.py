@@ -162,6 +162,8 @@ class AllShardsExchange(Exchange):
         self._work: dict[Answer, asyncio.Task[None]] = {}
         self._pulls = 0
         """Number of pulls that wait for a delivery."""
+        self._pulled: list[Delivery] = []
+        """The deliveries of a pull whose answer has not been sent."""
         self._is_reading = asyncio.Event()
         """Set while the client of the stream keeps reading."""
         self._is_reading.set()
@@ -242,6 +244,7 @@ class AllShardsExchange(Exchange):
                 )
             finally:
                 self._pulls -= 1
+            self._pulled = deliveries
             new_group = MadeGroup.joined(new_groups)
             return render(
                 [
@@ -411,12 +414,17 @@ class AllShardsExchange(Exchange):
         return self._gateway.standby.survive(what, error)
 
     def finish(self) -> None:
+        self._pulled = []
         self.close()
 
     def close(self, reason: str = "") -> None:
         work, self._work = self._work, {}
         for task in work.values():
             task.cancel()
+        pulled, self._pulled = self._pulled, []
+        if pulled:  # each goes to the front of the queue, so the last is released first
+            releases = [delivery.release() for delivery in reversed(pulled)]
+            self._gateway.keep(asyncio.gather(*releases, return_exceptions=True))
         self.caller.close()
 
 
@@ -486,7 +494,7 @@ class Gateway:
         """The valid token that each principal has sent."""
         self._clients: dict[Principal, GatewayClient] = {}
         """The client of each principal; the most recently used is last."""
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Future[Any]] = set()
         self.standby = StandbyOperations(
             settings, self.limits, clock, active=lambda: None, status=dict, on_event=on_event
         )
@@ -573,9 +581,12 @@ class Gateway:
         """Close the client of a principal, if it has one."""
         client = self._clients.pop(principal, None)
         if client is not None:
-            closing = asyncio.get_running_loop().create_task(client.close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self.keep(asyncio.get_running_loop().create_task(client.close()))
+
+    def keep(self, closing: asyncio.Future[Any]) -> None:
+        """Remember work that closes something, so that ``stop`` waits for it."""
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     async def _close_idle(self) -> None:
         """Close clients that have been idle for ``IDLE_S``, forever."""

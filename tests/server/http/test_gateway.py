@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -344,6 +345,27 @@ async def test_an_abandoned_pull_takes_no_tasks(hall: Hall) -> None:
     await hall.post("/v1/tasks", {"topic": "t", "body": "mine"})
     again = await hall.post("/v1/topics/t/pull", {"group": "g", "wait_ms": 30_000})
     assert [delivery["body"] for delivery in again["deliveries"]] == ["mine"]
+
+
+async def test_deliveries_of_an_unsent_answer_are_released_at_once(hall: Hall) -> None:
+    await hall.call("PUT", "/v1/topics/t/groups/g", {})
+    await hall.fill(3, delay_ms=0)
+    pulled = {"group": "g", "max": 9, "lease_ms": 600_000}
+    asked = hall.begin("POST", "/v1/topics/t/pull", pulled)
+    asked.reads.clear()
+
+    async def are(state: str) -> bool:
+        return (await hall.get("/v1/topics/t/groups/g"))[state] == 3
+
+    await comes(partial(are, "in_flight"))
+    await hall.shards.settle()
+    asked.leave()
+    await hall.shards.settle()
+    asked.reads.set()
+    await soon(asked.task)
+    await comes(partial(are, "ready"), 10.0)
+    again = (await hall.post("/v1/topics/t/pull", pulled))["deliveries"]
+    assert [(it["attempt"], it["failures"]) for it in again] == [(2, 0)] * 3
 
 
 async def test_a_stream_delivers_from_all_shards(hall: Hall) -> None:
