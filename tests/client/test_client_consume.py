@@ -479,7 +479,7 @@ async def test_a_subscription_goes_on_over_a_reconnect(daemon: FakeDaemon, clien
 async def test_buffered_deliveries_are_confirmed_after_a_reconnect(
     daemon: FakeDaemon, client: Client
 ) -> None:
-    peer, subscription, sub = await consume(daemon, client)
+    peer, subscription, sub = await consume(daemon, client, lease_ms=8_001)
     ids = peer.deliver(sub, b"a", b"b", b"c")
     await deliveries(subscription, 1)
     peer.close()
@@ -492,7 +492,7 @@ async def test_buffered_deliveries_are_confirmed_after_a_reconnect(
     await turns()
     assert not reading.done()
     extend = frames[T.EXTEND]
-    assert extend[2:7] == ("t", "default", 1, tuple(ids[1:]), (1, 1))
+    assert extend[2:] == ("t", "default", 1, tuple(ids[1:]), (1, 1), 8_001)
     peer.ok(extend, ("stale", "extended"))
     assert (await soon(reading)).body == b"c"
 

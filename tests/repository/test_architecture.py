@@ -4,6 +4,7 @@ a circle; how long functions are."""
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -163,6 +164,13 @@ def test_daemon_and_history_writer_read_the_time_from_the_clock() -> None:
         for node in ast.walk(_parsed(path))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in wall
     ]
+    assert not wrong
+
+
+def test_durations_in_seconds_are_not_truncated_to_milliseconds() -> None:
+    """``int(2.01 * 1000)`` is 2009. Moments of the past and the rest of a wait may lose some."""
+    truncated = re.compile(r"\bint\((?!began_s|left_s)[^()]*_s(?:\(\)|\"\])? \* 1000\)")
+    wrong = [str(path) for path in MODULES.values() if truncated.search(path.read_text())]
     assert not wrong
 
 

@@ -180,6 +180,20 @@ def test_an_extreme_number_is_refused_by_name_or_can_be_announced(name: str, num
     assert encode((hello_answer(settings, settings.limits(), 0, {}),)) and settings.engine()
 
 
+@pytest.mark.parametrize(("seconds", "expected_ms"), [(2.01, 2010), (1.0001, 1001)])
+def test_seconds_are_rounded_up_to_milliseconds(seconds: float, expected_ms: int) -> None:
+    names = (
+        "delay_max", "within_max", "lease_max", "retry_base", "retry_cap", "death_retry_base",
+        "death_retry_cap", "transaction_check", "transaction_check_every", "bulk_remembered",
+        "transactions_remembered", "resident_horizon", "lease_checkpoint", "reconnect_grace",
+    )  # fmt: skip
+    settings = Settings(delay_levels="1s", **{f"{name}_s": seconds for name in names})
+    engine, limits, retry = settings.engine(), settings.limits(), settings.default_policy
+    values = [limits.delay_ms_max, limits.within_ms_max, limits.lease_ms_max]
+    values += [retry.base_ms, retry.cap_ms, *(getattr(engine, f"{n}_ms") for n in names[5:])]
+    assert dict(zip(names, values, strict=True)) == dict.fromkeys(names, expected_ms)
+
+
 @pytest.mark.parametrize("value", ["true", "false"])
 @pytest.mark.parametrize("name", sorted({*Settings.model_fields} - {*names_of(bool)}))
 def test_a_boolean_is_no_value_of_another_kind(name: str, value: str, tmp_path: Path) -> None:

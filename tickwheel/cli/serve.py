@@ -54,6 +54,7 @@ from tickwheel.errors import (
 )
 from tickwheel.limits import SHARDS_MAX
 from tickwheel.log_writer import unblock_stderr
+from tickwheel.model.policies import duration_ms
 
 if TYPE_CHECKING:
     from tickwheel.server.access.tokens import Token
@@ -693,7 +694,7 @@ def create_token(
     from tickwheel.server.access import tokens
 
     now_ms = time.time_ns() // 1_000_000
-    expires_ms = None if expires is None else now_ms + int(expires * 1000)
+    expires_ms = None if expires is None else now_ms + duration_ms(expires)
     grants = tokens.parse_scopes(scope or [])
     quotas = tokens.parse_quotas(quota or [])
     token, text = tokens.create(Path(file), name, grants, now_ms, expires_ms, certificate, quotas)

@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from tickwheel.api.frames import FrameType
+from tickwheel.api.times import duration_ms
 from tickwheel.client.connection import LOGGER
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.reconnector import Source
@@ -102,7 +103,7 @@ class Extender(Generic[T]):
             self._reconnector.spawn(self._ask(lot))
 
     async def _ask(self, lot: Lot[T]) -> None:
-        sent_s, lease_ms = self._reconnector.loop.time(), int(self._lease_s() * 1000)
+        sent_s, lease_ms = self._reconnector.loop.time(), duration_ms(self._lease_s(), "lease")
         fields = (*self._names, lot.epoch, lot.ids, lot.attempts, lease_ms)
         try:
             words = await self._call(FrameType.EXTEND, *fields, repeat=False)

@@ -69,6 +69,7 @@ from tickwheel.history.segments import (
     state_folder,
 )
 from tickwheel.history.spool import SpoolName
+from tickwheel.model.policies import duration_ms
 
 SEGMENT_BYTES = 64 << 20
 RETENTION_S = 72 * 3600.0
@@ -94,7 +95,7 @@ class WriterOptions:
 
     @property
     def limits(self) -> Limits:
-        retention_ms = None if self.retention_s is None else int(self.retention_s * 1000)
+        retention_ms = None if self.retention_s is None else duration_ms(self.retention_s)
         return Limits(retention_ms, self.bytes_max, self.disk_warn, self.disk_clean)
 
     def command(self) -> list[str]:

@@ -157,7 +157,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[ReportSettings, str | None]:
     parser.add_argument("--top", type=int, default=20)
     parser.add_argument("--master", help="default: spark-submit's master")
     options = vars(parser.parse_args(arguments))
-    return ReportSettings.of(options, int(options["stuck_after_s"] * 1000)), options["master"]
+    return ReportSettings.of(options, round(options["stuck_after_s"] * 1000)), options["master"]
 
 
 def write_figures(

@@ -27,6 +27,7 @@ from tickwheel.clock import TEST_CLOCK_ENV, Clock
 from tickwheel.engine.engine import Engine
 from tickwheel.errors import BadRequest
 from tickwheel.history.daemon import History
+from tickwheel.model.policies import duration_ms
 from tickwheel.persistence import (
     ON_SERVERS,
     open_administration,
@@ -105,7 +106,7 @@ class Roles:
         self.settings = settings
         self.log = log
         self._repeating: dict[str, LogRateLimit] = {}
-        self.clock = Clock(int(settings.clock_hold_over_s * 1000), sources)
+        self.clock = Clock(duration_ms(settings.clock_hold_over_s), sources)
         self._has_process = has_process
         if self.clock.is_steered:
             log.warning("test_clock", detail=f"{TEST_CLOCK_ENV} is set: a file controls the clock")
@@ -132,7 +133,7 @@ class Roles:
         self._status = status
         self._member = member
         self._leadership: Leadership | None = None
-        ttl_ms = int(settings.leader_ttl_s * 1000)
+        ttl_ms = duration_ms(settings.leader_ttl_s)
         election = open_election(settings.store, ttl_ms)
         if election is not None:
             self._leadership = Leadership(
@@ -314,7 +315,7 @@ class Roles:
             recorder,
             opened.key_seed,
         )
-        grace_ms = int(settings.reconnect_grace_s * 1000)
+        grace_ms = duration_ms(settings.reconnect_grace_s)
         recovering = Recovering(self.store, engine, opened, self.clock, grace_ms)
         self._recovering = recovering
         await recovering.begin()
@@ -353,7 +354,7 @@ class Roles:
         if settings.accept_clock:
             self.clock.accept()
         elif opened.position_ms and not opened.created:
-            limit_ms = int(settings.clock_hold_start_over_s * 1000)
+            limit_ms = duration_ms(settings.clock_hold_start_over_s)
             self.clock.begin_at(opened.position_ms, limit_ms)
 
     def _log_held_clock(self, recovering: Recovering) -> None:

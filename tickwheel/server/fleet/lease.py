@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from tickwheel.clock import Clock
+from tickwheel.model.policies import duration_ms
 from tickwheel.persistence.contract import (
     Election,
     ElectionState,
@@ -247,7 +248,7 @@ class Leadership:
                 await self._election.prepare()
             except StoreUnreachable as error:
                 waited_ms = self._clock.read().mono_ms - began_mono_ms
-                left_ms = None if wait_s is None else int(wait_s * 1000) - waited_ms
+                left_ms = None if wait_s is None else duration_ms(wait_s) - waited_ms
                 if self._gives_up or (left_ms is not None and left_ms <= 0):
                     raise
                 end = "" if left_ms is None else ", then the daemon gives up (store_wait_s)"

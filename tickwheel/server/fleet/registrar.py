@@ -31,6 +31,7 @@ from typing import Any, Final, NamedTuple
 
 from tickwheel.clock import Clock
 from tickwheel.errors import TickwheelError
+from tickwheel.model.policies import duration_ms
 from tickwheel.persistence import open_nodes, without_secrets
 from tickwheel.persistence.contract import (
     Claim,
@@ -251,7 +252,7 @@ class Registrar:
         self._on_start = on_start
         self._count = len(node.shards)
         self._registry = open_nodes(node.registry, self._count)
-        self._ttl_ms = int(node.settings.leader_ttl_s * 1000)
+        self._ttl_ms = duration_ms(node.settings.leader_ttl_s)
         self._check_s = min(CHECK_S, self._ttl_ms / 1000 / RENEWALS_PER_TTL)
         before = node.bulletin.read()
         """The last bulletin of an earlier process of this registrar; empty if there is none."""
@@ -547,7 +548,7 @@ class FrontDoor:
         self._observed = Observed()
         self._member = Member(node, None)
         self._since_ms = node.since_ms
-        clock = Clock(int(settings.clock_hold_over_s * 1000))
+        clock = Clock(duration_ms(settings.clock_hold_over_s))
         self._entrance = Entrance(settings, clock, self._on_event, self._observed, ("listen",))
         self._clock = clock
         operations = StandbyOperations(

@@ -33,6 +33,7 @@ from starlette.routing import BaseRoute, Route
 
 from tickwheel.clock import Clock
 from tickwheel.errors import NotFound, TickwheelError, Unauthorized
+from tickwheel.model.policies import duration_ms
 from tickwheel.server import daemon
 from tickwheel.server.access.logins import Entrance
 from tickwheel.server.fleet.board import State, how_ended
@@ -176,7 +177,7 @@ class AllShardsServer:
         self._board = board
         self._log = log
         self._observed = Observed()
-        self._clock = clock = Clock(int(settings.clock_hold_over_s * 1000))
+        self._clock = clock = Clock(duration_ms(settings.clock_hold_over_s))
         self._entrance = Entrance(settings, clock, self._on_event, self._observed, ("http",))
         self._logins = self._entrance.logins
         # Certificates are not verified: requests carry no secret and go to daemons on this machine.

@@ -27,6 +27,7 @@ from tickwheel.errors import (
     TooManyConnections,
     Unauthorized,
 )
+from tickwheel.model.policies import duration_ms
 from tickwheel.server.access.logins import LINK_PREFIX, REVOKED, Logins, Sessions, cookie_of
 from tickwheel.server.http import types
 from tickwheel.server.http.call import (
@@ -101,7 +102,7 @@ class Api:
         self._room = Room(settings.http_bodies_bytes_max)
         self._body_limits = settings.http_body_bytes, settings.http_body_timeout_s
         self._sessions = Sessions(logins, standby.clock)
-        self.wait_ms_max = int(settings.http_wait_max_s * 1000)
+        self.wait_ms_max = duration_ms(settings.http_wait_max_s)
         self._common = Common(
             self._turns,
             Streams(),

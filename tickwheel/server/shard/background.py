@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tickwheel import disk
 from tickwheel.model.filters import STEPS_PER_TICK
+from tickwheel.model.policies import duration_ms
 from tickwheel.persistence.contract import OnDisk
 from tickwheel.server.shard.backups import DailyBackups
 from tickwheel.server.shard.reads import when_back
@@ -74,7 +75,7 @@ class Upkeep:
         self._backup_folder = backup_folder
         self._reads = asyncio.Semaphore(READS_AT_A_TIME)
         self._drains: dict[Group, asyncio.Task[None]] = {}
-        self._retention_ms = int(parts.settings.dead_retention_s * 1000)
+        self._retention_ms = duration_ms(parts.settings.dead_retention_s)
         self.unused = UnusedGroups(parts, self.end_group)
         self.lags = Lags(parts.core, parts.clock, parts.observed.lateness)
 
@@ -316,8 +317,8 @@ class UnusedGroups:
         self._end = end
         settings = parts.settings
         report_s, end_s = settings.group_unused_report_s, settings.group_unused_end_s
-        self._report_ms = int(report_s * 1000)
-        self._end_ms = None if end_s is None else int(end_s * 1000)
+        self._report_ms = duration_ms(report_s)
+        self._end_ms = None if end_s is None else duration_ms(end_s)
         self._pause_s = min(CHECK_S_MAX, max(CHECK_S_MIN, report_s / CHECKS))
 
     async def run(self) -> None:

@@ -21,6 +21,7 @@ from tickwheel.errors import (
     TickwheelError,
     shown,
 )
+from tickwheel.model.policies import duration_ms
 from tickwheel.model.records import LINE_SETTINGS, GroupSettings
 from tickwheel.server import checks
 from tickwheel.server.shard.groups import OF_GROUPS, check_filter_room, find_room, make_group
@@ -53,7 +54,7 @@ class Consuming:
         self._parts = parts
         self._core = parts.core
         self._limits = parts.limits
-        self._lease_default_ms = int(parts.settings.lease_default_s * 1000)
+        self._lease_default_ms = duration_ms(parts.settings.lease_default_s)
 
     def subscribe(
         self,

@@ -33,6 +33,7 @@ from tickwheel.history import read
 from tickwheel.history.daemon import dismiss, kill, start_process
 from tickwheel.history.read import S_MAX
 from tickwheel.model.lateness import LATE_MS
+from tickwheel.model.policies import duration_ms
 from tickwheel.model.records import id_time_ms
 from tickwheel.server.shard.groups import find_group, in_steps
 from tickwheel.server.shard.views import Page, StatsAnswer, age_ms, topic_map
@@ -608,7 +609,7 @@ def _daemon_troubles(parts: Parts, status: dict[str, Any]) -> Iterator[dict[str,
         yield _trouble("warning", text, "daemon")
     if observed.groups_unused:
         groups = _counted(observed.groups_unused, "group has", "groups have")
-        unused = _duration(int(parts.settings.group_unused_report_s * 1000))
+        unused = _duration(duration_ms(parts.settings.group_unused_report_s))
         text = f"{groups} had no subscriber for {unused} or longer"
         yield _trouble("note", text, "groups")
 
@@ -636,7 +637,7 @@ def _backup_troubles(parts: Parts) -> Iterator[dict[str, Any]]:
         return
     now, made_s = parts.clock.read(), parts.observed.backup_s
     if made_s:
-        age_ms = now.now_ms - int(made_s * 1000)
+        age_ms = now.now_ms - round(made_s * 1000)
         text = f"The newest daily backup is {_duration(age_ms)} old"
     else:
         age_ms = now.mono_ms - parts.started_mono_ms

@@ -22,6 +22,7 @@ from tickwheel.errors import (
     NotFound,
 )
 from tickwheel.model.kinds import OWN_PROPERTIES, SCHEDULE_NAMES, Schedule
+from tickwheel.model.policies import duration_ms
 from tickwheel.model.records import MOMENT_MS_MAX, TaskOptions, size_of
 from tickwheel.server import checks
 from tickwheel.server.shard.names import check_new_name
@@ -137,7 +138,7 @@ class Scheduling:
         )
 
     def _check_interval(self, every_ms: int) -> None:
-        least_ms = int(self._parts.settings.schedule_interval_min_s * 1000)
+        least_ms = duration_ms(self._parts.settings.schedule_interval_min_s)
         if every_ms < least_ms:
             raise BadRequest(
                 f"every_ms must be at least {least_ms} (schedule_interval_min_s), not {every_ms}"
@@ -182,7 +183,7 @@ class Scheduling:
         first_ms = table.after(now_ms)
         if first_ms is None:
             raise BadRequest("the schedule never runs: no time is planned between now and its end")
-        least_ms = int(self._parts.settings.schedule_interval_min_s * 1000)
+        least_ms = duration_ms(self._parts.settings.schedule_interval_min_s)
         if schedule.cron is not None and least_ms > 1_000:
             times = islice(table.between(first_ms, MOMENT_MS_MAX), TIMES_CHECKED)
             apart_ms = min((b - a for a, b in pairwise(times)), default=least_ms)

@@ -38,6 +38,7 @@ from tickwheel.errors import (
     VersionUnsupported,
 )
 from tickwheel.limits import HELLO_BYTES_MAX, SHARDS_MAX, Limits
+from tickwheel.model.policies import duration_ms
 from tickwheel.model.records import ID_STEP
 from tickwheel.protocol import Decoder, Frame, check_nesting, encode, encode_all
 from tickwheel.server import checks
@@ -616,8 +617,8 @@ class Heartbeats:
     ) -> None:
         self._peers = peers
         self._clock = clock
-        self._interval_ms = int(interval_s * 1000)
-        self._timeout_ms = int(timeout_s * 1000)
+        self._interval_ms = duration_ms(interval_s)
+        self._timeout_ms = duration_ms(timeout_s)
         self.pause_s = min(SWEEP_S_MAX, interval_s / SWEEPS_PER_INTERVAL)
         self._swept_mono_ms = self._since_mono_ms = clock.read().mono_ms
 
@@ -791,8 +792,8 @@ def hello_answer(
         **greeting,
         "now_ms": now_ms,
         "heartbeat": {
-            "interval_ms": int(settings.heartbeat_interval_s * 1000),
-            "timeout_ms": int(settings.heartbeat_timeout_s * 1000),
+            "interval_ms": duration_ms(settings.heartbeat_interval_s),
+            "timeout_ms": duration_ms(settings.heartbeat_timeout_s),
         },
         "limits": limits.to_wire(),
         "delay_levels_ms": settings.delay_levels_ms,
