@@ -19,8 +19,9 @@ from support.stand_in import stand_in
 from tickwheel.api.frames import FrameType as T
 from tickwheel.cli import history as history_command
 from tickwheel.cli.app import run
-from tickwheel.cli.history import RestoreProgress, restore_line
+from tickwheel.cli.history import RestoreProgress, _report_facts, restore_line
 from tickwheel.history.lines import EventKind
+from tickwheel.history.restore import Report
 from tickwheel.model.records import TaskRow
 
 Capture = pytest.CaptureFixture[str]
@@ -315,6 +316,20 @@ def restore(capsys: Capture, folder: Path, *options: str) -> tuple[int, list[str
     thread.start()
     thread.join()
     return results[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, "yes"),
+        ({"targets_lost": ["t g"]}, "no: targets are missing"),
+        ({"transactions_lost": ["x"], "schedules_without_body": ["s"], "clean_stop": False},
+         "no: bodies are missing, transactions are missing, tasks may be delivered again"),
+    ],
+)  # fmt: skip
+def test_a_restore_says_why_it_is_not_exact(fields: dict[str, Any], expected: str) -> None:
+    report = Report(**{"history": True, "clean_stop": True, **fields})
+    assert (_report_facts(report)["exact"], report.exact) == (expected, expected == "yes")
 
 
 async def test_restore_from_the_command_line(folder: Path, capsys: Capture) -> None:

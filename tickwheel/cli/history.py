@@ -466,9 +466,14 @@ def _report_facts(report: Report) -> dict[str, str | int]:
     if report.history:
         shown["events applied"] = report.events
         shown["newest event"] = format_time(report.last_event_ms)
-        missing = report.without_body.count or report.schedules_without_body
-        reason = "bodies are missing" if missing else "tasks may be delivered again"
-        shown["exact"] = "yes" if report.exact else f"no: {reason}"
+        reasons = {
+            "bodies are missing": report.without_body.count or report.schedules_without_body,
+            "transactions are missing": report.transactions_lost,
+            "targets are missing": report.targets_lost,
+            "tasks may be delivered again": report.gaps or not report.clean_stop,
+        }
+        found = ", ".join(reason for reason, applies in reasons.items() if applies)
+        shown["exact"] = f"no: {found}" if found else "yes"
     return shown | {"epoch": str(report.epoch)}
 
 

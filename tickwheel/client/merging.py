@@ -350,8 +350,8 @@ NAMED_MAX = 100
 OF_ALL = frozenset(("exact", "clean_stop", "reaches_back", "history"))
 """Fields of a restore's report that are true if they are true in each shard."""
 EARLIEST = frozenset(("backup_ms", "first_event_ms"))
-LATEST = frozenset(("last_event_ms", "tail_ms", "groups"))
-"""Fields with the maximum over all shards; a group is in every shard."""
+LATEST = frozenset(("last_event_ms", "tail_ms", "groups", "targets_lost"))
+"""Fields with the maximum over all shards; a group, with its target, is in every shard."""
 NOTES = ("gaps", "branches")
 """Fields with sentences on why a restore is not exact."""
 OF_A_STORE = ("shard", "epoch", "id_mark")
@@ -424,11 +424,10 @@ def _reports(reports: Mapping[int, Raw]) -> Raw:
         elif name == "backup":
             merged[name] = ", ".join(values)
         elif isinstance(values[0], Mapping):  # the number, and the first ids or names
-            merged[name] = {
-                key: sum(value[key] for value in values) if key == "count"
-                else [*chain.from_iterable(value[key] for value in values)][:NAMED_MAX]
-                for key in values[0]
-            }  # fmt: skip
+            (key,) = values[0].keys() - {"count"}
+            listed = [*dict.fromkeys(chain.from_iterable(value[key] for value in values))]
+            count = (max if name in LATEST else sum)(value["count"] for value in values)
+            merged[name] = {"count": max(count, len(listed)), key: listed[:NAMED_MAX]}
         elif isinstance(values[0], bool):
             merged[name] = (all if name in OF_ALL else any)(values)
         else:

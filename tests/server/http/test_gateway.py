@@ -482,10 +482,10 @@ shard = int(plan["into"].rpartition("-shard-")[2][:-3])
 if plan["into"].endswith("/half-shard-1.db"):
     print(json.dumps({"error": {"code": "store_error", "message": "no room"}}), flush=True)
 elif "/half-" in plan["into"] or "/all-" in plan["into"]:
-    some = {"count": shard, "ids": [str(shard)] * shard}
+    some = {"count": shard, "ids": [f"{shard}{n}" for n in range(shard)]}
     report = {"refused": False, "restored": 10 + shard, "groups": 2, "shard": shard,
               "exact": shard > 0, "gaps": ["a gap"] * (shard == 2), "skipped_overdue": some,
-              "backup_ms": 5 + shard}
+              "targets_lost": {"count": 1, "names": ["t g"]}, "backup_ms": 5 + shard}
     print(json.dumps({"report": report}), flush=True)
 else:
     print(json.dumps({"step": "writing" if shard else "tasks", "done": 5, "of": 9}), flush=True)
@@ -585,7 +585,8 @@ async def test_a_restore_report_covers_all_shards(files: Files) -> None:
     assert (result["state"], result["error"]) == ("done", None)
     assert result["report"] == {
         "refused": False, "restored": 33, "groups": 2, "exact": False, "gaps": ["shard 2: a gap"],
-        "skipped_overdue": {"count": 3, "ids": ["1", "2", "2"]}, "backup_ms": 5,
+        "skipped_overdue": {"count": 3, "ids": ["10", "20", "21"]}, "backup_ms": 5,
+        "targets_lost": {"count": 1, "names": ["t g"]},
         "backup": "a-shard-0.db, a-shard-1.db, a-shard-2.db",
     }  # fmt: skip
     assert [shard["report"]["restored"] for shard in result["shards"]] == [10, 11, 12]
