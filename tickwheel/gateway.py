@@ -458,9 +458,9 @@ class _Api(Api):
         self._gateway = gateway
 
     def principal_of(
-        self, route: Route, headers: dict[bytes, bytes], peer: Any, address: str
+        self, route: Route, headers: dict[bytes, bytes], *credentials: Any
     ) -> Principal:
-        principal = super().principal_of(route, headers, peer, address)
+        principal = super().principal_of(route, headers, *credentials)
         kind, _, token = headers.get(b"authorization", b"").partition(b" ")
         if kind.lower() == b"bearer" and not token.strip().startswith(LINK_PREFIX.encode()):
             self._gateway.tokens[principal] = token.strip().decode("utf-8", "replace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -140,6 +141,16 @@ async def test_a_session_ends_at_its_expiry_and_with_its_token(rig: AccessRig) -
     assert await status(rig, "/v1/stats", second) == 200
     rig.sources.now_ms += SESSION_S * 1000
     assert await status(rig, "/v1/stats", second) == 401
+
+
+async def test_a_request_looks_up_its_session_once(
+    rig: AccessRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headers = await log_in(rig, await rig.token("read"))
+    find = Mock(wraps=rig.api._sessions.find)
+    monkeypatch.setattr(rig.api._sessions, "find", find)
+    assert await status(rig, "/v1/stats", headers) == 200
+    find.assert_called_once()
 
 
 @pytest.mark.parametrize("target", ["/v1/overview/stream", "/v1/topics/t/deliveries"])

@@ -55,6 +55,7 @@ from tickwheel.server.shard.callers import NOBODY
 from tickwheel.server.shard.guard import Pipeline
 
 if TYPE_CHECKING:
+    from tickwheel.server.access.logins import Session
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.callers import Principal
     from tickwheel.server.shard.operations import Operations, StandbyOperations
@@ -214,7 +215,9 @@ class Api:
                 )
             headers = single_headers(scope["headers"])
             route, path_values = self._router.find(scope["method"], scope["raw_path"])
-            principal = self.principal_of(route, headers, connection.get("certificate"), address)
+            cookie_text, peer = _session_text(route, headers), connection.get("certificate")
+            session = self._sessions.find(cookie_text)
+            principal = self.principal_of(route, headers, session, peer, address)
             _check_origin(headers)
             exchange = self._new_exchange(route, principal, address)
         except Unauthorized as error:
@@ -225,9 +228,8 @@ class Api:
         except TickwheelError as error:
             await self._refuse(client, error)
             return
-        cookie_text = _session_text(route, headers)
-        self._exchanges[exchange] = cookie_text if self._sessions.find(cookie_text) else None
-        if cookie_text is not None:
+        self._exchanges[exchange] = cookie_text if session is not None else None
+        if session is not None:
             self._check_sessions_later()
         body: Body | None = None
         call: Call | None = None
@@ -274,8 +276,9 @@ class Api:
         raise self._standby.refusal()
 
     def principal_of(
-        self, route: Route, headers: dict[bytes, bytes], peer: Any, address: str
-    ) -> Principal:
+        self, route: Route, headers: dict[bytes, bytes], session: Session | None, peer: Any,
+        address: str,
+    ) -> Principal:  # fmt: skip
         """Return the caller, authenticated by token, certificate, login link or browser session.
         Raise Unauthorized if none of these is valid."""
         if not route.public:
@@ -287,7 +290,6 @@ class Api:
                 _check_origin(headers)  # before it redeems the link, which works only once
                 return self._sessions.redeem(token)
             return self._logins.authenticate(token, peer, address)
-        session = self._sessions.find(_session_text(route, headers))
         if session is not None:
             return session.principal
         if route.public and self._sessions.are_needed and not peer:
