@@ -65,6 +65,7 @@ def _lists(sent: dict[str, Any]) -> dict[str, Any]:
         ("fixed:delay=1s,delay=2s", "delay is given twice"),
         ("fixed:retries=-1", "retries must be between 0 and 65535, not '-1'"),
         ("fixed:retries=65536", "retries must be between 0 and 65535, not '65536'"),
+        (f"fixed:retries={'9' * 5_000}", "retries must be between 0 and 65535, not '999"),
         ("exponential:factor=0.5", "factor must be finite and at least 1, not 0.5"),
         ("exponential:factor=inf", "factor must be finite and at least 1, not inf"),
         ("exponential:factor=nan", "factor must be finite and at least 1, not nan"),

@@ -92,12 +92,13 @@ async def test_url_and_token_from_the_environment(
 
 @pytest.mark.parametrize(
     "url",
-    ["http://x:1", "tcp://", "tcp://x:0", "tcp://x:65536", "tcp://x:abc", "tcp://a:1,", "tcp://:5"],
-)
+    ["http://x:1", "tcp://", "tcp://x:0", "tcp://x:65536", "tcp://x:abc", "tcp://a:1,", "tcp://:5",
+     f"tcp://x:{'9' * 5_000}"],
+)  # fmt: skip
 def test_a_wrong_url_is_refused_and_shown(url: str) -> None:
     with pytest.raises(errors.BadRequest) as raised:
         Client(url)
-    assert url in raised.value.message
+    assert url[:100] in raised.value.message
 
 
 @pytest.mark.parametrize(

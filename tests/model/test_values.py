@@ -23,6 +23,7 @@ from tickwheel.model.values import (
     check_properties,
     check_text,
     stored_bytes,
+    whole_number,
 )
 
 LIMITS = Limits()
@@ -35,6 +36,12 @@ def check(given: Any) -> None:
     check_properties(
         given, "props", properties_max=4, name_length_max=255, value_bytes_max=LIMITS.body_bytes_max
     )
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1_0", " 1", "٣", "²", "9" * 20, "9" * 5_000])
+def test_a_whole_number_has_up_to_19_ascii_digits(text: str) -> None:
+    assert whole_number(text) is None
+    assert whole_number("9" * 19) == 10**19 - 1
 
 
 @given(st.dictionaries(st.sampled_from("abcdef") | ANY_TEXT, ANY_VALUE, max_size=6))

@@ -32,6 +32,7 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
         ("redis://host/0?stream=s&stream=t", "url has an option more than once"),
         ("redis://host/0?stream=s&maxlen=many", "maxlen of url must be between 1 and "),
         ("redis://host/0?stream=s&maxlen=0", "maxlen of url must be between 1 and "),
+        (f"redis://host/0?stream=s&maxlen={'9' * 5_000}", "maxlen of url must be between 1 and "),
         (
             "redis://host/0?stream=s&batch=4097",
             "batch of url must be between 1 and 4096, not '4097'",

@@ -192,6 +192,8 @@ def test_the_url_of_a_shard_names_that_shard_alone(url: str) -> None:
     assert options_from(shard_url(url, 3)).shard == 3
     assert options_from(shard_url(url, 3)).mirror is ("mirror" not in url)
     assert shard_count("redis://h/0?shard=4") is None
+    with pytest.raises(StoreUnusable, match="shards must be between 1 and 64"):
+        shard_count("redis://h/0?shards=" + "9" * 5_000)
     with pytest.raises(StoreUnusable, match="shards= is only for nodes"):
         options_from(url)
 

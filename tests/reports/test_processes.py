@@ -143,6 +143,7 @@ def test_the_command_reports_a_part_of_a_history(
         (["--since", "2026-11-20T10:07"], "quarter"),
         (["--timezone", "Mars/Olympus"], "time zone"),
         (["--slo", "nonsense"], "not an SLO"),
+        (["--slo", f"*={'9' * 5_000}ms"], "not an SLO"),
         (["--since", "2026-11-21", "--until", "2026-11-20"], "before"),
         (["--out", "report [new]"], "name a folder without"),
         (["--history", "/data/{a,b}"], "name a folder without"),

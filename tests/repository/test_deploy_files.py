@@ -34,6 +34,7 @@ from support.deployed import (
     the,
 )
 from tickwheel.cli.app import app, run
+from tickwheel.persistence.postgresql import driver as postgresql
 from tickwheel.persistence.redis.driver import PORT, SCHEMES, SENTINEL_PORT, options_from
 from tickwheel.server import companion, daemon
 from tickwheel.server.settings import Settings, load, split_address
@@ -434,7 +435,7 @@ def test_the_network_lets_clients_prometheus_and_redis_through() -> None:
     let_in = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
     assert let_in == ports
     let_out = {port["port"] for rule in policy["egress"] for port in rule["ports"]}
-    assert let_out == {53, PORT, SENTINEL_PORT}
+    assert let_out == {53, PORT, SENTINEL_PORT, postgresql.PORT}
     workers = the("Deployment")["spec"]["template"]["metadata"]["labels"]
     allowed = [
         entry["podSelector"]["matchLabels"].items() <= workers.items()

@@ -49,7 +49,7 @@ from tickwheel.model.policies import (
     policy_of_json,
     rule_wire,
 )
-from tickwheel.model.values import InvalidValue, is_utf8, members
+from tickwheel.model.values import InvalidValue, is_utf8, members, whole_number
 
 T = TypeVar("T")
 
@@ -58,9 +58,10 @@ T = TypeVar("T")
 
 def parse_id(text: str) -> int:
     """Parse a task id as printed by the daemon. Raise ValueError."""
-    if not text.isascii() or not text.isdecimal() or int(text) > ID_MAX:
-        raise ValueError(f"{text!r} is not a valid task id, an integer from 0 to 2^63 - 1")
-    return int(text)
+    task_id = whole_number(text)
+    if task_id is None or task_id > ID_MAX:
+        raise ValueError(f"{text!r:.60} is not a valid task id, an integer from 0 to 2^63 - 1")
+    return task_id
 
 
 def parse_property(text: str) -> tuple[str, str | int | float | bool]:

@@ -37,6 +37,7 @@ from tickwheel.errors import (
     from_wire,
 )
 from tickwheel.limits import HELLO_BYTES_MAX
+from tickwheel.model.values import whole_number
 from tickwheel.protocol import Decoder, encode
 
 DEFAULT_URL = f"tcp://127.0.0.1:{DEFAULT_PORT}"
@@ -94,11 +95,12 @@ def _parse(part: str, url: str) -> Address:
         port = port[1:]
     else:
         host, _, port = rest.partition(":")
-    if not host or (port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536)):
+    number = whole_number(port) if port else DEFAULT_PORT
+    if not host or number is None or not 0 < number < 65_536:
         raise BadRequest(
             f"url {url!r:.200}: {part!r:.60} must be {PLAIN}HOST:PORT, the port between 1 and 65535"
         )
-    return host, int(port) if port else DEFAULT_PORT
+    return host, number
 
 
 class Trust(NamedTuple):

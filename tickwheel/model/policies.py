@@ -39,7 +39,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, Self
 
-from tickwheel.model.values import InvalidValue
+from tickwheel.model.values import InvalidValue, whole_number
 
 _SPREAD = 0x9E3779B97F4A7C15
 """2**64 divided by the golden ratio: Fibonacci hashing (Knuth, TAOCP 3, 6.4)."""
@@ -315,8 +315,8 @@ def parse_duration(text: str, *, up: bool = True) -> float:
     if re.fullmatch(r"[0-9]+(\.[0-9]+)?", cleaned):
         cleaned += "s"
     parts = _PART.findall(cleaned)
-    if _PARTS.fullmatch(cleaned) is None:
-        raise ValueError(f"{text!r} is not a duration; {_DURATION_HELP}")
+    if len(cleaned) > 100 or _PARTS.fullmatch(cleaned) is None:
+        raise ValueError(f"{text!r:.100} is not a duration; {_DURATION_HELP}")
     units = [UNITS_MS[unit] for _, unit in parts]
     if sorted(set(units), reverse=True) != units:
         raise ValueError(
@@ -486,9 +486,10 @@ def _table(text: str) -> dict[str, Any]:
 
 def _value(name: str, text: str) -> int | float:
     if name == "retries":
-        if not text.isascii() or not text.isdecimal() or int(text) > RETRIES_MAX:
+        retries = whole_number(text)
+        if retries is None or retries > RETRIES_MAX:
             raise ValueError(f"retries must be between 0 and {RETRIES_MAX}, not {text!r:.40}")
-        return int(text)
+        return retries
     if name in {"factor", "jitter"}:
         return _number(name, text)
     return _delay_ms(name, text)

@@ -50,6 +50,12 @@ def shard_of(name: str, count: int) -> int:
     return crc32(name.encode()) % count
 
 
+def whole_number(text: str) -> int | None:
+    """Return the number in a text of up to 19 ASCII digits, or None for any other text. ``int``
+    accepts other digits too, and raises ValueError for thousands of them."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 19 else None
+
+
 class InvalidValue(ValueError):
     """A value is not valid. ``is_too_long`` means that a length or a count exceeds its limit."""
 

@@ -22,6 +22,7 @@ from tickwheel.api.tasks import Value
 from tickwheel.client.delivery import Delivery
 from tickwheel.errors import BadRequest, needs_extra, shown
 from tickwheel.model.records import id_time_ms
+from tickwheel.model.values import whole_number
 
 
 class Outcome(NamedTuple):
@@ -168,9 +169,10 @@ class TargetUrl:
         text = self._options.pop(name, None)
         if text is None:
             return default
-        if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+        number = whole_number(text)
+        if number is None or not low <= number <= high:
             raise BadRequest(f"{name} of url must be between {low} and {high}, not {shown(text)}")
-        return int(text)
+        return number
 
     def batch_max(self) -> int:
         """Return the option ``batch``: the maximum number of deliveries in one ``send``."""

@@ -25,6 +25,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from tickwheel import disk
 from tickwheel.limits import SHARDS_MAX
+from tickwheel.model.values import whole_number
 from tickwheel.persistence.contract import Election, Store, StoreUnusable
 
 if TYPE_CHECKING:
@@ -256,9 +257,11 @@ def parse(url: str) -> StoreUrl:
 def _settings(url: str, query: str) -> list[tuple[str, int]]:
     settings = []
     for name, text in parse_qsl(query, keep_blank_values=True):
-        if not text.isdecimal():
-            raise StoreUnusable(f"store {url!r}: {name}={text!r} is not a whole number")
-        settings.append((name, int(text)))
+        number = whole_number(text)
+        if number is None:
+            objection = f"{name}={text!r:.60} is not a whole number of up to 19 digits"
+            raise StoreUnusable(f"store {url!r}: {objection}")
+        settings.append((name, number))
     return settings
 
 
@@ -339,11 +342,12 @@ def shard_count(url: str) -> int | None:
         raise StoreUnusable(
             f"store {name!r}: shard={settings['shard']} and shards={text} cannot be combined"
         )
-    if not text.isdecimal() or not 1 <= int(text) <= SHARDS_MAX:
+    count = whole_number(text)
+    if count is None or not 1 <= count <= SHARDS_MAX:
         raise StoreUnusable(
-            f"store {name!r}: shards must be between 1 and {SHARDS_MAX}, not {text!r}"
+            f"store {name!r}: shards must be between 1 and {SHARDS_MAX}, not {text!r:.60}"
         )
-    return int(text)
+    return count
 
 
 def shard_url(url: str, shard: int) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-from tickwheel.model.values import SHARD_BITS
+from tickwheel.model.values import SHARD_BITS, whole_number
 from tickwheel.persistence.codec import decode_node, encode_node
 from tickwheel.persistence.contract import (
     LEADER_WATCH_S,
@@ -167,12 +167,12 @@ def settings_from(
             if text not in YES_OR_NO:
                 objection = f"{key}={text!r} is not one of {', '.join(YES_OR_NO)}"
             settings[key] = YES_OR_NO.get(text)
-        elif not text.isdecimal():
-            objection = f"{key}={text!r} is not a whole number"
-        elif key in never_zero and not int(text):
+        elif (number := whole_number(text)) is None:
+            objection = f"{key}={text!r:.60} is not a whole number of up to 19 digits"
+        elif key in never_zero and not number:
             objection = f"{key} must be at least 1"
         else:
-            settings[key] = bool(int(text)) if type_ == "bool" else int(text)
+            settings[key] = bool(number) if type_ == "bool" else number
         if objection:
             raise invalid(name, objection)
     shard, shard_max = settings.get("shard", 0), (1 << SHARD_BITS) - 1

@@ -75,7 +75,7 @@ class Slo:
     @classmethod
     def parse(cls, text: str) -> Slo:
         """Parse ``TOPIC=TARGET`` or ``TOPIC=TARGET@SHARE%``, where ``*`` matches any text."""
-        match = re.fullmatch(r"([^=\s]+)=(\d+)(ms|s|m|h)(?:@(\d+(?:\.\d+)?)%)?", text.strip())
+        match = re.fullmatch(r"([^=\s]+)=(\d{1,15})(ms|s|m|h)(?:@(\d+(?:\.\d+)?)%)?", text.strip())
         if match is None:
             raise ReportError(f"{text!r} is not an SLO; write for example 'orders.*=50ms@99.9%'")
         pattern, number, unit, share = match.groups()

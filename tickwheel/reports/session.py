@@ -329,7 +329,7 @@ def _umask() -> int:
 
 def _cores(master: str) -> int:
     inside = master.partition("[")[2].partition("]")[0].partition(",")[0]
-    return int(inside) if inside.isdecimal() else (os.cpu_count() or 1)
+    return int(inside) if inside.isdecimal() and len(inside) < 10 else (os.cpu_count() or 1)
 
 
 @contextlib.contextmanager

@@ -43,7 +43,7 @@ from tickwheel.model.policies import (
     named_policies,
 )
 from tickwheel.model.records import TRACE_LENGTH_MAX
-from tickwheel.model.values import INTEGER_MAX
+from tickwheel.model.values import INTEGER_MAX, whole_number
 from tickwheel.server.shard.callers import TOKEN_TEXT
 
 TASK_EXTRAS_BYTES = 64 * 1024
@@ -322,10 +322,10 @@ class Settings(BaseSettings):
     @field_validator("processes", mode="before")
     @classmethod
     def _processes(cls, value: Any) -> Any:
-        is_number = type(value) is int or (type(value) is str and value.isdecimal())
-        if value != "auto" and not (is_number and 1 <= int(value) <= SHARDS_MAX):
+        count = whole_number(value) if type(value) is str else value
+        if value != "auto" and not (type(count) is int and 1 <= count <= SHARDS_MAX):
             raise ValueError(f"must be auto or a whole number between 1 and {SHARDS_MAX}")
-        return value if value == "auto" else int(value)
+        return value if value == "auto" else count
 
     @field_validator("listen")
     @classmethod
@@ -769,11 +769,12 @@ def split_address(value: str, field: str) -> tuple[str, int]:
     other text."""
     rest = value.split("://", 1)[-1]
     host, colon, port = rest.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65_535:
+    number = whole_number(port)
+    if not colon or not host or number is None or number > 65_535:
         raise ValueError(
             f"{field} must be HOST:PORT with a port between 0 and 65535, not {value!r}"
         )
-    return host.strip("[]"), int(port)
+    return host.strip("[]"), number
 
 
 def load(config_path: str | None = None, overrides: dict[str, Any] | None = None) -> Settings:

@@ -53,6 +53,8 @@ class TestUrls:
             ("?shards=4", "shards= is only for nodes"),
             ("?call_ms=0", "call_ms must be at least 1"),
             ("?call_ms=x", "call_ms='x' is not a whole number"),
+            ("?call_ms=٣", "call_ms='٣' is not a whole number"),
+            (f"?call_ms={'9' * 5_000}", "call_ms='9{59} is not a whole number"),
             ("?synchronous_commit=no", "is not one of on, remote_apply"),
             ("?color=red", "unknown setting 'color'"),
         ],

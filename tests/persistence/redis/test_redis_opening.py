@@ -328,6 +328,7 @@ class TestUrls:
         ("url", "match"),
         [
             ("redis://h/x", "a database number"),
+            (f"redis://h/{'9' * 5_000}", "a database number"),
             ("redis://h:99999", "the port"),
             ("redis://h?wait_replica=1", "unknown setting 'wait_replica'"),
             ("redis://h?wait_replicas=many", "not a whole number"),

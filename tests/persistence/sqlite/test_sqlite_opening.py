@@ -335,6 +335,7 @@ class TestUrls:
             ("sqlite:///folder/", "is a folder of several shards"),
             ("sqlite:///:memory:", "must name a file"),
             ("sqlite:///x.db?wal_bytes=much", "not a whole number"),
+            (f"sqlite:///x.db?wal_bytes={'9' * 5_000}", "not a whole number"),
             ("sqlite:///x.db?wal_byte=1", "unknown setting 'wal_byte'"),
             ("memory:/x", "neither a path"),
         ],

@@ -34,7 +34,7 @@ def settings(folder: Path, **more: Any) -> Settings:
     return load(overrides=fields | more)
 
 
-@pytest.mark.parametrize("value", ["0", "65", "-1", "two", "", "1.5", 0, 65, True, 2.0])
+@pytest.mark.parametrize("value", ["0", "65", "-1", "two", "٣", "", "1.5", 0, 65, True, 2.0])
 def test_an_invalid_number_of_processes_is_refused(value: Any) -> None:
     with pytest.raises(BadRequest) as error:
         load(overrides={"processes": value})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
 from tickwheel.errors import module_needs_extra
+from tickwheel.model.values import whole_number
 from tickwheel.persistence.on_server import (
     Address,
     ServerTrouble,
@@ -137,16 +138,17 @@ def options_from(url: str) -> RedisOptions:
     if len(seeds) > (1 if kind == SINGLE else SEEDS_MAX):
         seeds_max = 1 if kind == SINGLE else SEEDS_MAX
         raise invalid(name, f"it has {len(seeds)} addresses; the maximum is {seeds_max}")
-    db = parts.path.strip("/") or "0"
-    if not db.isdecimal():
-        raise invalid(name, f"the path must be a database number, not {db!r}")
+    path = parts.path.strip("/")
+    db = whole_number(path or "0")
+    if db is None:
+        raise invalid(name, f"the path must be a database number, not {path!r:.60}")
     username, _, password = credentials.partition(":")
     options = RedisOptions(
         kind=kind,
         seeds=() if kind == SINGLE else seeds,
         host=seeds[0].host,
         port=seeds[0].port,
-        db=int(db),
+        db=db,
         username=unquote(username),
         password=unquote(password),
         tls=tls,

@@ -21,6 +21,7 @@ from tickwheel.api.tasks import AcceptedIds, Failure, LetterPlace, TaskOutcome
 from tickwheel.errors import BadRequest, shown
 from tickwheel.limits import ID_MAX
 from tickwheel.model.records import ID_STEP
+from tickwheel.model.values import whole_number
 from tickwheel.server.http.call import as_json, put_body
 from tickwheel.server.http.types import NULL_REMOVES_SETTING, annotated_type, policy, rule
 
@@ -37,10 +38,9 @@ WITHOUT_BODY = ("GET", "DELETE")
 
 def read_id(text: object, field: str) -> int:
     """Return the id that a text represents. Raise BadRequest if it is invalid."""
-    if type(text) is str and text.isascii() and text.isdigit() and len(text) <= 19:
-        task_id = int(text)
-        if task_id <= ID_MAX:
-            return task_id
+    task_id = whole_number(text) if type(text) is str else None
+    if task_id is not None and task_id <= ID_MAX:
+        return task_id
     raise BadRequest(
         f"{field} must be text with a whole number between 0 and {ID_MAX}, not {shown(text)}"
     )

@@ -56,7 +56,7 @@ from tickwheel.model.policies import (
     rule_wire,
 )
 from tickwheel.model.records import ID_STEP
-from tickwheel.model.values import INTEGER_MAX, INTEGER_MIN, InvalidValue, members
+from tickwheel.model.values import INTEGER_MAX, INTEGER_MIN, InvalidValue, members, whole_number
 from tickwheel.server.generated import task_values
 
 if TYPE_CHECKING:
@@ -925,9 +925,10 @@ def _header_text(name: bytes, value: bytes) -> str:
 
 
 def _number(name: bytes, text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 19:
+    number = whole_number(text)
+    if number is None:
         raise BadRequest(f"{name.decode('latin-1')} must be a whole number, not {shown(text)}")
-    return int(text)
+    return number
 
 
 def _json_header(name: str, text: str) -> Any:
