@@ -210,11 +210,11 @@ def test_modules_have_no_import_cycles() -> None:
 
 
 BUDGETS = {
-    "": 4_822, "api": 5_347, "cli": 7_848, "client": 13_948, "contrib": 1_250, "demo": 1_195,
-    "engine": 12_806, "history": 6_579, "inbox": 1_680, "model": 3_911, "outbound": 2_398,
-    "persistence": 15_110, "reports": 4_217, "server": 3_550, "server/access": 1_357,
-    "server/fleet": 3_233, "server/http": 5_692, "server/metrics": 1_333, "server/shard": 12_656,
-    "server/tcp": 1_650, "testing": 750, "wheel": 1_350,
+    "": 4_814, "api": 5_347, "cli": 7_852, "client": 13_990, "contrib": 1_206, "demo": 1_190,
+    "engine": 12_806, "history": 6_647, "inbox": 1_551, "model": 3_918, "outbound": 2_397,
+    "persistence": 14_776, "reports": 4_217, "server": 3_553, "server/access": 1_357,
+    "server/fleet": 3_235, "server/http": 5_697, "server/metrics": 1_333, "server/shard": 12_660,
+    "server/tcp": 1_650, "testing": 750, "wheel": 1_317,
 }  # fmt: skip
 """Folder of the package → lines that its modules may have, docstrings included. A commit that
 raises one says why; one that shrinks a folder lowers it."""
@@ -232,7 +232,7 @@ def test_every_package_keeps_its_budget_of_lines() -> None:
     assert not loose, "lower the budget to what the package has"
 
 
-TESTS_LINES_MAX = 139_954
+TESTS_LINES_MAX = 140_140
 """Lines of all test code. A commit that raises it says why; one that removes some lowers it."""
 
 
