@@ -328,7 +328,8 @@ class TestReading:
         await subject.commit(tasks(topics))
         letters = {(i, "g"): DeadRow(i, "g", name, 1, 1, "") for i, name in topics.items()}
         await subject.commit(Effects(dead={**letters}))
-        batches = [Effects(dead={(1, "g"): None})]
+        new = DeadRow(3, "h", "rare", 1, 1, "")
+        batches = [Effects(dead={(1, "g"): None, (3, "h"): new})]
 
         async def land(delay_s: float) -> None:
             while batches:
@@ -337,7 +338,7 @@ class TestReading:
         with monkeypatch.context() as patch:
             patch.setattr(reader, "asyncio", stand_in(asyncio, sleep=land))
             page = await subject.store.scan_dead((-1, ""), 10, "rare", None)
-        assert (page, batches) == ([letters[40, "g"]], [])
+        assert (page, batches) == ([new, letters[40, "g"]], [])
 
     async def test_the_indexes_forget_what_has_ended(
         self, subject: Subject, monkeypatch: pytest.MonkeyPatch

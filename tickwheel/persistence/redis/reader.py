@@ -267,6 +267,8 @@ class Reader:
         self._loading = asyncio.Lock()
         """Held while the ids of all tasks are read from Redis."""
         self._dead_index = IdIndex()
+        self._dead_scans: list[list[ProgressKey]] = []
+        """For each scan of dead letters in progress, those that were put meanwhile."""
 
     def landed(self, effects: Effects) -> None:
         """Note a batch's tasks and dead letters in the indexes at once, so that a listing shows
@@ -276,6 +278,8 @@ class Reader:
         self._index.end(len(effects.ended))
         if effects.dead:
             self._dead_index.add(task_id for task_id, _ in effects.dead)
+            for put in self._dead_scans:
+                put += [key for key, letter in effects.dead.items() if letter is not None]
 
     # --- rows --------------------------------------------------------------------------------
 
@@ -438,31 +442,41 @@ class Reader:
         """See ``Store.scan_dead``."""
         if after[0] > ID_MAX:
             return []
+
+        def matches(row: DeadRow) -> bool:
+            return topic in (None, row.topic) and group in (None, row.group)
+
+        put: list[ProgressKey] = []
         async with self._one_moment():
-            return await self._dead_rows(after, limit, topic, group)
+            self._dead_scans.append(put)
+            try:
+                return await self._dead_rows(after, limit, matches, put)
+            finally:
+                self._dead_scans = [other for other in self._dead_scans if other is not put]
 
     async def _dead_rows(
-        self, after: ProgressKey, limit: int, topic: str | None, group: str | None
-    ) -> list[DeadRow]:
+        self, begin: ProgressKey, limit: int, matches: Callable[[DeadRow], bool],
+        put: list[ProgressKey],
+    ) -> list[DeadRow]:  # fmt: skip
+        """``put``: the dead letters that batches have put since this call."""
         matching: list[DeadRow] = []
+        after = begin
         while len(matching) < limit:
             page = self._dead_page(after) if self._mirror.complete else await self._ask_dead(after)
             if page is None:
                 break
             rows, after = page
-            matching += [
-                row for row in rows if topic in (None, row.topic) and group in (None, row.group)
-            ]
+            matching += filter(matches, rows)
             if self._mirror.complete and len(matching) < limit:  # a filter can exclude all
                 await asyncio.sleep(0)
-                matching = self._still_dead(matching)
+                # Batches may have landed: take the rows of this moment.
+                keys = {row[:2] for row in matching}
+                keys.update(key for key in put if begin < key < after)
+                put.clear()
+                ids = sorted({task_id for task_id, _ in keys})
+                found = (row for task_id in ids for row in self._mirror.dead(task_id))
+                matching = [row for row in found if row[:2] in keys and matches(row)]
         return matching[:limit]
-
-    def _still_dead(self, rows: Sequence[DeadRow]) -> list[DeadRow]:
-        """Return these dead letters as they are now, without those that batches have removed."""
-        keys = {row[:2] for row in rows}
-        ids = dict.fromkeys(row.id for row in rows)
-        return [row for i in ids for row in self._mirror.dead(i) if row[:2] in keys]
 
     def _dead_page(self, after: ProgressKey) -> tuple[list[DeadRow], ProgressKey] | None:
         """Return dead letters after ``after`` and the next position, or None at the end."""
