@@ -73,11 +73,14 @@ LONG = (
 )  # fmt: skip
 """Begun first, so that no process is left with one of them at the end."""
 
+COLLECTED = pytest.StashKey[frozenset[str]]()
 LAST_WORDS_MAX = 3_000
 """Maximum characters of each failure."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[COLLECTED] = frozenset(item.nodeid for item in items)
     functions = {item.function for item in items if isinstance(item, pytest.Function)}
     for function in functions if IS_QUICK else ():
         own = getattr(function, USED_SETTINGS, None)
@@ -151,6 +154,12 @@ class _LastWords:
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # it is not one of several processes
         config.pluginmanager.register(_LastWords())
+
+
+@pytest.fixture(scope="session")
+def collected(pytestconfig: pytest.Config) -> frozenset[str]:
+    """The ids of all tests that were collected, also of those that this run leaves out."""
+    return pytestconfig.stash[COLLECTED]
 
 
 @pytest.fixture(scope="session")

@@ -203,6 +203,11 @@ async def test_every_verb_connects(name: str) -> None:
     await client.close()
 
 
+@pytest.fixture(scope="module")
+def specified() -> Any:
+    return create_autospec(Client)
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -211,11 +216,10 @@ async def test_every_verb_connects(name: str) -> None:
         if is_verb(name, one) and not inspect.isasyncgenfunction(one)
     ],
 )
-def test_verbs_without_an_event_loop_raise_bad_request(name: str) -> None:
+def test_verbs_without_an_event_loop_raise_bad_request(name: str, specified: Any) -> None:
     """A coroutine that nobody awaits does nothing, and says so to nobody: the call itself must."""
     with pytest.raises(errors.BadRequest, match=rf"Client\.{name} is .*tickwheel\.sync\.Client"):
         getattr(Client(), name)()
-    specified = create_autospec(Client)
     assert isinstance(getattr(specified, name), AsyncMock)
 
 

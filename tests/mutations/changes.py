@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -207,8 +208,13 @@ def returning(text: str) -> Change:
     return change
 
 
+@lru_cache(maxsize=100)
+def _parsed(source: bytes) -> ast.Module:
+    return ast.parse(source)
+
+
 def _defined(source: bytes, name: str) -> list[ast.AST]:
-    nodes: list[ast.AST] = [ast.parse(source)]
+    nodes: list[ast.AST] = [_parsed(source)]
     for part in name.split("."):
         nodes = [
             child

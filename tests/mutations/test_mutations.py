@@ -91,11 +91,14 @@ def test_a_seeded_bug_is_found(tmp_path: Path, bug: Bug) -> None:
         assert done.returncode == FAILED, f"{bug.why}: {test}\n{done.stdout[-4_000:]}"
 
 
-def test_every_named_test_exists() -> None:
+def test_every_named_test_exists(collected: frozenset[str]) -> None:
     """A seeded bug whose test is gone is found by nothing."""
-    tests = list(dict.fromkeys(test for bug in BUGS for test in bug.tests))
-    done = run(ROOT, ["--collect-only", *tests])
-    assert done.returncode == 0, done.stdout[-4_000:]
+    known = collected | {test.partition("[")[0] for test in collected}
+    tests = dict.fromkeys(test for bug in BUGS for test in bug.tests)
+    others = [test for test in tests if test not in known]
+    if others:  # a run of a part of the tests has not collected them
+        done = run(ROOT, ["--collect-only", *others])
+        assert done.returncode == 0, done.stdout[-4_000:]
 
 
 @pytest.fixture(scope="module")

@@ -73,6 +73,24 @@ STORES: dict[str, Callable[[Path, Request], Store]] = {
 }
 
 
+QUICK_PARTS = {
+    "asyncio-redis": ("TestOpening", "TestReading"),
+    "cluster": ("TestOpening", "TestStates", "test_a_new_kind_is_stored_changed_and_dropped"),
+    "redis-without-mirror": ("TestBackup", "TestReading", "TestRecovery", "TestScanning"),
+}
+"""Redis itself runs every test quickly. The other ways to use it differ from it in few places: what
+`make test` runs of them; `make test-full` runs all."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and "subject" in item.fixturenames:
+            kind = item.callspec.params.get("subject")
+            names = (item.originalname, item.cls.__name__ if item.cls else "")
+            if kind in QUICK_PARTS and not {*names} & {*QUICK_PARTS[kind]}:
+                item.add_marker(pytest.mark.slow)  # on Redis it is quick
+
+
 @pytest.fixture(scope="session")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One Cluster, without replicas, for all tests that only read and write."""

@@ -78,6 +78,12 @@ from tickwheel.persistence.contract import (
 PLAIN = TaskOptions()
 
 
+FEW = (1, 2, 3, 7, 16, 33, 513, 1_025)
+SIZES = [
+    pytest.param(count, marks=() if count in FEW else pytest.mark.slow)
+    for count in [*range(1, 18), 31, 33, 63, 65, 511, 512, 513, 700, 1_025]
+]
+"""Around the numbers of rows that a store takes at once."""
 ANSWERED = SessionRow(b"a" * 16, 1, 2, ((7, 5, 1, 9),))
 
 
@@ -151,7 +157,7 @@ class TestBatches:
         assert await subject.ids() == []
         assert (await subject.small()).progress == []
 
-    @pytest.mark.parametrize("count", [*range(1, 18), 31, 33, 63, 65, 511, 512, 513, 700, 1_025])
+    @pytest.mark.parametrize("count", SIZES)
     async def test_batches_of_any_size_are_applied_whole(
         self, subject: Subject, count: int
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -57,6 +57,7 @@ class Talk:
         server = http._server
         self.connection = kind(config=server.config, server_state=server.server_state, app_state={})
         self.wire = Wire()
+        self.is_lost = False
         self.connection.connection_made(self.wire)
 
     def say(
@@ -81,7 +82,9 @@ class Talk:
         raise AssertionError("it never came to an end")
 
     def lose(self) -> None:
-        self.connection.connection_lost(None)
+        if not self.is_lost:
+            self.is_lost = True
+            self.connection.connection_lost(None)
 
 
 def parted(answer: bytes) -> tuple[int, dict[str, str], bytes]:
@@ -103,8 +106,10 @@ async def http(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[H
 
 
 @pytest.fixture
-def talk(http: Http) -> Talk:
-    return Talk(http)
+def talk(http: Http) -> Iterator[Talk]:
+    result = Talk(http)
+    yield result
+    result.lose()  # the server's stop waits for each connection
 
 
 async def test_answers_are_one_write_and_keep_the_connection(talk: Talk) -> None:
