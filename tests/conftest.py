@@ -31,13 +31,13 @@ hypothesis.settings.register_profile(
 )
 # `make test`: a part of the examples; the rest of them is for `make test-full`.
 hypothesis.settings.register_profile(
-    "quick", parent=hypothesis.settings.get_profile("tickwheel"), max_examples=30
+    "quick", parent=hypothesis.settings.get_profile("tickwheel"), max_examples=20
 )
 hypothesis.settings.load_profile(os.environ.get("EXAMPLES", "tickwheel"))
 IS_QUICK = os.environ.get("EXAMPLES") == "quick"
-MACHINE_EXAMPLES_MAX = 20
+MACHINE_EXAMPLES_MAX = 10
 """Maximum examples of a state machine in `make test`."""
-FUNCTION_EXAMPLES_MAX = 60
+FUNCTION_EXAMPLES_MAX = 30
 """Maximum examples of a function with a number of its own."""
 USED_SETTINGS = "_hypothesis_internal_use_settings"
 """Where Hypothesis keeps the settings of a function; it has no public name for it."""

@@ -9,12 +9,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
 from rich.console import Console
 from typer.main import get_command
 
+from support import forked
 from support.daemon import Daemon
 from tickwheel import Client, Task, Worker
 from tickwheel.cli.app import app, run
@@ -120,10 +122,17 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 def said(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tickwheel", "--url", daemon.url, *words],
-        capture_output=True, text=True, check=False, timeout=WAIT_S, cwd=ROOT,
-    )  # fmt: skip
+    command = ["--url", daemon.url, *words]
+    with TemporaryFile("w+b") as out, TemporaryFile("w+b") as err:
+        process = forked.start(command, env=os.environ, stdin=None, stdout=out, stderr=err)
+        try:
+            code = process.wait(WAIT_S)
+        finally:
+            process.kill()
+        out.seek(0)
+        err.seek(0)
+        texts = out.read().decode(), err.read().decode()
+        return subprocess.CompletedProcess(command, code, *texts)
 
 
 def test_limit_errors_name_the_setting(daemon: Daemon) -> None:

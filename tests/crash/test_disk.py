@@ -304,8 +304,16 @@ def failing(tmp_path: Path) -> Iterator[Shimmed]:
     made.kill()
 
 
-@pytest.mark.parametrize("what", ["eio-write", "eio-sync"])
-@pytest.mark.parametrize("verb", ["enqueue", "ack"])
+@pytest.mark.parametrize(
+    ("verb", "what"),
+    [
+        ("enqueue", "eio-sync"),
+        ("ack", "eio-write"),
+        # Each verb and each failure is quick.
+        pytest.param("enqueue", "eio-write", marks=pytest.mark.slow),
+        pytest.param("ack", "eio-sync", marks=pytest.mark.slow),
+    ],
+)
 def test_a_failing_disk_stops_the_daemon(failing: Shimmed, what: str, verb: str) -> None:
     failing.start()
     with Raw(failing.port) as raw:

@@ -24,7 +24,7 @@ LONG_RUNS = 20
 @pytest.mark.parametrize(
     "seconds",
     [
-        pytest.param(12.0, id="short"),
+        pytest.param(6.0, id="short"),
         *(pytest.param(60.0, id=f"long-{n}", marks=pytest.mark.slow) for n in range(LONG_RUNS)),
     ],
 )

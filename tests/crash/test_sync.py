@@ -34,7 +34,7 @@ from tickwheel.persistence import audit, open_url
 from tickwheel.persistence.contract import StoredTask
 
 FAR_MS = 3_600_000
-CUTS = 40
+FEW, MANY = 12, 40
 SEED = 20_261_121
 
 
@@ -359,8 +359,9 @@ async def _recover(folder: Path) -> Held:
         await store.close(clean=False)
 
 
+@pytest.mark.parametrize("cuts", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 async def test_a_power_cut_leaves_every_promise(
-    tmp_path: Path, shimmed: Callable[..., Shimmed]
+    tmp_path: Path, shimmed: Callable[..., Shimmed], cuts: int
 ) -> None:
     daemon = shimmed(query="reserve_bytes=0&wal_bytes=65536").start()
     _work(daemon, 60)
@@ -374,7 +375,7 @@ async def test_a_power_cut_leaves_every_promise(
     events = daemon.events()
     started = next(s.at for s in frames(events, "R"))
     rnd = random.Random(SEED)
-    points = sorted(rnd.sample(range(started, len(events)), CUTS))
+    points = sorted(rnd.sample(range(started, len(events)), cuts))
     disk, promises = Disk(daemon.data), Promises([])
     for number, (before, at) in enumerate(pairwise([0, *points])):
         disk.play(events[before:at])

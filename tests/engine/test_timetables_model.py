@@ -488,6 +488,7 @@ def test_each_rule_holds_at_each_change(name: str, day: datetime) -> None:
             check_around((("15,45", {15, 45}), hours, *every), name, at, gap, fold)
 
 
+FOLDS = ("first", "second", "both")
 RARE = (
     "0 0 29 2 */7", "59 59 23 29 2 */7", "* * * 29 2 */7", "0 0 31 12 SUN#5", "0 0 L 2 */7",
     "0 0 31 1-12/11 *", "30 2 */31 3 0", "0 0 29 2 *", "@yearly", "* * * * * *", "*/5 * * * *",
@@ -497,8 +498,15 @@ RARE = (
 
 
 @pytest.mark.parametrize("text", RARE)
-@pytest.mark.parametrize("fold", ["first", "second", "both"])
-@pytest.mark.parametrize("gap", ["after", "skip"])
+@pytest.mark.parametrize(
+    ("fold", "gap"),
+    [
+        ("both", "after"),
+        # The costliest is quick.
+        *(pytest.param(fold, "skip", marks=pytest.mark.slow) for fold in FOLDS),
+        *(pytest.param(fold, "after", marks=pytest.mark.slow) for fold in FOLDS[:2]),
+    ],
+)
 def test_questions_have_a_bounded_cost(text: str, fold: str, gap: str) -> None:
     """However rare its times are, and however many lie between."""
     table = Timetable(schedule(cron=text, timezone="Europe/Berlin", fold=fold, gap=gap))

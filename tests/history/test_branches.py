@@ -259,7 +259,9 @@ def _begun(history: Path) -> Iterator[Start]:
             yield Start(**json.loads(line))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))]
+)
 def test_a_loss_by_file_operations_is_never_silent(tmp_path: Path, seed: int) -> None:
     world = World(tmp_path, seed)
 

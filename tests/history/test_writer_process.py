@@ -30,7 +30,7 @@ from tickwheel.history.writer import POSITION
 
 PATIENCE_S = 120.0
 """It has a low priority: on a busy machine it gets little."""
-BATCHES, EACH = 400, 40
+BATCHES, EACH = 300, 40
 EVENTS = BATCHES * EACH * 3
 
 

@@ -125,14 +125,14 @@ LOST = (
         {"make_durable": (word("FULL", "OFF"),)},
         (
             SYNC + "every_reply_waits_for_its_sync",
-            SYNC + "a_power_cut_leaves_every_promise",
+            SYNC + "a_power_cut_leaves_every_promise[40]",
         ),
     ),
     Bug(
         "sync-normal",
         "the log is synced at checkpoints only, SQLite's usual advice",
         {"make_durable": (word("FULL", "NORMAL"),)},
-        (SYNC + "a_power_cut_leaves_every_promise",),
+        (SYNC + "a_power_cut_leaves_every_promise[40]",),
     ),
     Bug(
         "recovery-skips-a-chunk",

@@ -500,7 +500,7 @@ async def test_repeated_deliveries_without_commits_are_bounded(
 # --- several daemons ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("node", ["b", "a"])
+@pytest.mark.parametrize("node", [pytest.param("b", marks=pytest.mark.slow), "a"])
 async def test_daemons_of_one_redis_can_share_a_history_folder(tmp_path: Path, node: str) -> None:
     """Also on one machine, where both have its name: one writing process at a time."""
     history = tmp_path / "history"

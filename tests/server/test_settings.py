@@ -194,7 +194,7 @@ def test_seconds_are_rounded_up_to_milliseconds(seconds: float, expected_ms: int
     assert dict(zip(names, values, strict=True)) == dict.fromkeys(names, expected_ms)
 
 
-@pytest.mark.parametrize("value", ["true", "false"])
+@pytest.mark.parametrize("value", ["true", pytest.param("false", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted({*Settings.model_fields} - {*names_of(bool)}))
 def test_a_boolean_is_no_value_of_another_kind(name: str, value: str, tmp_path: Path) -> None:
     file = tmp_path / "tickwheel.toml"

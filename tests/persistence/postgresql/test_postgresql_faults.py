@@ -161,7 +161,14 @@ def lose_answer(
 
 
 class TestAServerThatGoesAway:
-    @pytest.mark.parametrize("how", ["immediate", "killed", "fast"])
+    @pytest.mark.parametrize(
+        "how",
+        [
+            "killed",
+            # Gentler ends: the crash is quick.
+            *(pytest.param(how, marks=pytest.mark.slow) for how in ("immediate", "fast")),
+        ],
+    )
     async def test_confirmed_batches_survive_its_restart(
         self, server: PostgresServer, make: Make, how: str
     ) -> None:

@@ -92,7 +92,7 @@ async def test_the_node_that_has_the_slot_is_found(cluster: Cluster, tag: str, m
     ("how", "wait_replicas"),
     [
         ("kill", 1),
-        ("freeze", 1),
+        pytest.param("freeze", 1, marks=pytest.mark.slow),  # test_redis_sentinel.py freezes one
         pytest.param("kill", 0, marks=pytest.mark.slow),
         pytest.param("switch", 0, marks=pytest.mark.slow),
     ],

@@ -35,6 +35,9 @@ async def furnished(rig: AccessRig) -> tuple[int, ...]:
     return ids
 
 
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+
+
 def state(rig: AccessRig) -> tuple[Any, ...]:
     core = rig.core
     topics = {
@@ -45,7 +48,7 @@ def state(rig: AccessRig) -> tuple[Any, ...]:
     return core.tasks, core.dead, len(core.wheel), topics, schedules, core.subscribers
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("scopes", [("produce=nothing",), ("all=nothing.*",), ()])
 async def test_random_tcp_requests_need_their_rights(
     rig: AccessRig, seed: int, scopes: tuple[str, ...]
@@ -82,7 +85,7 @@ async def test_random_tcp_requests_need_their_rights(
     assert state(rig) == before
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("scope", ["produce=nothing", "all=nothing.*", None])
 async def test_random_http_requests_need_their_rights(
     rig: AccessRig, seed: int, scope: str | None
