@@ -351,6 +351,7 @@ async def test_a_broken_program_waits_for_the_next_change(
     assert "notes.txt" not in "".join(stderr)
 
 
+@pytest.mark.slow  # reloads and JSON each have a quick test
 async def test_json_output_continues_over_a_reload(
     program: Program, client: Client, topic: str
 ) -> None:

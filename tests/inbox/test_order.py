@@ -383,8 +383,8 @@ class World:
             assert all(places[earlier] < place for earlier in before)
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(
-    pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 60)
+@pytest.mark.parametrize("seed", [0, *(
+    pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 60)
 )])  # fmt: skip
 async def test_every_committed_row_is_taken_once_in_causal_order(
     database: str, monkeypatch: pytest.MonkeyPatch, seed: int
