@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 from support.daemon import Daemon
 from support.waiting import comes
 from tickwheel import Client
+from tickwheel.persistence import open_url
 
 
 def ask(daemon: Daemon, method: str, path: str, body: Any = None) -> Any:
@@ -38,6 +40,17 @@ async def restored(daemon: Daemon, **wanted: Any) -> Any:
     return await ended(daemon, made["id"])
 
 
+async def stored(path: Path) -> set[int]:
+    copy = path.with_suffix(".read")
+    shutil.copy(path, copy)
+    store = open_url(f"sqlite:///{copy}")
+    await store.open("a reader", 0)
+    try:
+        return {task.row.id for task in await store.scan(-1, 100, None)}
+    finally:
+        await store.close(clean=True)
+
+
 async def test_restores_of_all_one_and_without_overdue_tasks(tmp_path: Path) -> None:
     history = tmp_path / "history"
     options: dict[str, Any] = {"http": True, "history_dir": str(history), "history_bodies": "true"}
@@ -60,9 +73,10 @@ async def test_restores_of_all_one_and_without_overdue_tasks(tmp_path: Path) -> 
             assert result["report"]["restored"] == len(ids)
             if name == "far.db":
                 assert result["report"]["skipped_overdue"]["ids"] == [str(due.id)]
-            with Daemon(tmp_path / "second", store=f"sqlite:///{tmp_path / name}") as second:
-                async with Client(second.url) as client:
-                    assert {task.id async for task in client.list_tasks()} == ids
+            assert await stored(tmp_path / name) == ids
+        with Daemon(tmp_path / "second", store=f"sqlite:///{tmp_path / 'all.db'}") as second:
+            async with Client(second.url) as client:
+                assert {task.id async for task in client.list_tasks()} == {far.id, due.id, late.id}
         dry = await restored(daemon, into="dry.db", backup="a.db", dry_run=True)
         assert dry["state"] == "done" and dry["report"]["restored"] == 3
         assert not (tmp_path / "dry.db").exists()

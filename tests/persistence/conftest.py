@@ -84,7 +84,7 @@ QUICK_PARTS = {
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if isinstance(item, pytest.Function) and "subject" in item.fixturenames:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             kind = item.callspec.params.get("subject")
             names = (item.originalname, item.cls.__name__ if item.cls else "")
             if kind in QUICK_PARTS and not {*names} & {*QUICK_PARTS[kind]}:

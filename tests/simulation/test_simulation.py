@@ -27,8 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SEEDS = [60, pytest.param(1_000, marks=pytest.mark.slow)]
 NODE_SEEDS = [30, pytest.param(2_000, marks=pytest.mark.slow)]
 WHOLE_SEEDS = [12, pytest.param(40, marks=pytest.mark.slow)]
-"""A hundred in `make test`, which see every fault, and each kind of event that is asked for; so many in
-`make test-full` that a seeded bug which one run of two hundred finds is not missed."""
+"""A hundred in `make test`, which see every fault, and each kind of event that is asked for; so
+many in `make test-full` that a seeded bug which one run of two hundred finds is not missed."""
 TIMEOUT_S = 1_500
 """A thousand runs use less than two minutes of a core, which others may want too."""
 

@@ -143,7 +143,9 @@ def _offsets(size: int, frame_bytes: int, seed: int) -> list[int]:
     )
 
 
-@pytest.mark.parametrize("damage", ["cut", "garbage", pytest.param("zeros", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "damage", ["cut", "garbage", pytest.param("zeros", marks=pytest.mark.slow)]
+)
 async def test_damaged_anywhere_yields_whole_batches_only(tmp_path: Path, damage: str) -> None:
     subject = Subject(SqliteStore(str(tmp_path / "store.db"), SqliteOptions(reserve_bytes=0)))
     await subject.open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
@@ -15,6 +16,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         is_of_one = metafunc.definition.get_closest_marker("one_shard") is not None
         doors = [HttpRig] if is_of_one else [HttpRig, RigOfAll]
         metafunc.parametrize("door", doors, ids=["one", "all"][: len(doors)])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """At the door of all shards only every fourth value of a test is quick: test_one_or_many.py
+    shows that both doors accept the same."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        if isinstance(item, pytest.Function) and item.nodeid.startswith("tests/server/http/"):
+            name, _, values = item.nodeid.partition("[")
+            if values and item.callspec.params.get("door") is RigOfAll:
+                if seen[name] % 4:
+                    item.add_marker(pytest.mark.slow)
+                seen[name] += 1
 
 
 @pytest.fixture
