@@ -140,6 +140,7 @@ def test_the_tour_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     assert "due now: b'45'" not in shown
 
 
+@pytest.mark.slow  # verbs/ calls each command; each line is parsed below
 def test_the_command_line_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/cli.md", tmp_path, forked_shell)
     for word in ("closing order 46", "cycles left", "good morning", "1 requeued", "deleted in"):
@@ -177,6 +178,7 @@ def test_the_console_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> 
         assert word in shown, (word, shown)
 
 
+@pytest.mark.slow  # verbs/ sends each request; server/http/
 def test_the_http_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     at_a_free_port(tmp_path)
     shown = run_as_it_stands("docs/http.md", tmp_path, forked_shell)
@@ -208,6 +210,7 @@ def test_the_transactions_page_runs(tmp_path: Path, forked_shell: dict[str, str]
         assert re.search(pattern, shown, re.MULTILINE), (pattern, shown)
 
 
+@pytest.mark.slow  # test_bulk.py
 def test_the_bulk_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/bulk.md", tmp_path, forked_shell)
     for pattern in (
@@ -220,6 +223,7 @@ def test_the_bulk_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> Non
         assert re.search(pattern, shown, re.MULTILINE), (pattern, shown)
 
 
+@pytest.mark.slow  # test_resets.py
 def test_the_replay_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/replay.md", tmp_path, forked_shell)
     for pattern in (
@@ -239,6 +243,7 @@ def test_the_due_windows_page_runs(tmp_path: Path, forked_shell: dict[str, str])
     assert len(re.findall(r"^spread-\w+  done  100 of 100 changed$", shown, re.MULTILINE)) == 2
 
 
+@pytest.mark.slow  # test_order_daemon.py, verbs/scenes/groups.py
 def test_the_order_keys_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/order.md", tmp_path, forked_shell)
     places = [shown.index(word) for word in (
@@ -260,6 +265,7 @@ def test_the_filters_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> 
     assert "large: sale 9" not in shown and "large: sale 10" not in shown
 
 
+@pytest.mark.slow  # test_processes.py, test_reshard.py
 def test_the_scaling_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     moved = {"127.0.0.1:7455": "127.0.0.1:0", ":7500": f":{free_port()}"}
     shown = run_as_it_stands("docs/scaling.md", tmp_path, forked_shell, moved)
@@ -282,6 +288,7 @@ def test_the_operations_examples_run(tmp_path: Path, forked_shell: dict[str, str
         assert word in shown, (word, shown)
 
 
+@pytest.mark.slow  # client/, verbs/; the tour is quick
 def test_the_python_client_page_runs(tmp_path: Path, shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/python.md", tmp_path, shell)
     for word in ("durable: ", "ann attempt 1", "True", "20 tasks", "None", "sent to busy",
@@ -303,6 +310,7 @@ def test_the_typed_tasks_page_runs(tmp_path: Path, shell: dict[str, str]) -> Non
     assert "no bed" not in shown
 
 
+@pytest.mark.slow  # testing/
 def test_the_testing_page_runs(tmp_path: Path, shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/testing.md", tmp_path, shell)
     assert "1 passed" in shown and "2 passed" in shown
@@ -328,6 +336,7 @@ def test_the_push_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> Non
         assert word in shown, (word, shown)
 
 
+@pytest.mark.slow  # contrib/, test_examples.py
 def test_the_frameworks_page_runs(tmp_path: Path, shell: dict[str, str]) -> None:
     serve_at_a_free_port(tmp_path / "bin")
     shown = run_as_it_stands("docs/frameworks.md", tmp_path, shell)
@@ -376,6 +385,7 @@ def test_the_forwarders_page_runs(tmp_path: Path, forked_shell: dict[str, str]) 
     assert places == sorted(places), shown
 
 
+@pytest.mark.slow  # test_tokens_daemon.py, test_tls.py
 def test_the_security_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     at_a_free_port(tmp_path)
     shown = run_as_it_stands("docs/security.md", tmp_path, forked_shell)
