@@ -3,15 +3,12 @@ dies, stands still, is drained or told to move one, and what they say of themsel
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-from urllib.request import urlopen
 
 import pytest
 
@@ -31,12 +28,63 @@ BUSY = 6
 """Factor for limits on a busy machine."""
 
 
-@pytest.fixture
-def pair(server: RedisServer, tmp_path: Path) -> Iterator[Nodes]:
-    with Nodes(tmp_path, server.url(), SHARDS, leader_ttl_s=TTL_S) as nodes:
-        nodes.until_led("a", "ab")
-        until(lambda: nodes.leaders("b") == nodes.leaders("a"), 60, nodes.log)
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    made = RedisServer(tmp_path_factory.mktemp("registry") / "redis").start()
+    yield made
+    made.kill()
+
+
+@pytest.fixture(scope="module")
+def shared(registry: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    folder = tmp_path_factory.mktemp("nodes")
+    with Nodes(folder, registry.url(), SHARDS, leader_ttl_s=TTL_S) as nodes:
         yield nodes
+
+
+@pytest.fixture
+def pair(shared: Nodes) -> Nodes:
+    """The same two nodes for many tests: both live, neither is drained, and no shard is placed."""
+    settle(shared)
+    return shared
+
+
+def settle(nodes: Nodes) -> None:
+    for node in nodes.all.values():
+        if not node.alive:
+            node.start()
+    until(lambda: None not in nodes.leaders("a").values(), 60, nodes.log)
+    listing = nodes["a"].nodes()
+    with nodes[str(nodes.leaders("a")[0])].raw(0) as raw:
+        for entry in listing["nodes"]:
+            if entry["draining"]:
+                raw.call(T.NODE_DRAIN, entry["node"], False)
+        for entry in listing["shards"]:
+            if entry["placed"]:
+                raw.call(T.SHARD_MOVE, entry["shard"], None)
+    until(lambda: is_settled(nodes), 60, nodes.log)
+
+
+def is_settled(nodes: Nodes) -> bool:
+    shards = nodes["a"].nodes()["shards"]
+    led_by = nodes.leaders("a")
+    return (
+        sorted(map(str, led_by.values())) == ["a", "a", "b", "b"]
+        and nodes.leaders("b") == led_by
+        and all(entry["placed"] is None for entry in shards)
+        and all(entry["wanted"] == entry["node"] for entry in shards)
+        and all(len(family(node.pid)) == 2 + SHARDS // 2 for node in nodes.all.values())
+    )
+
+
+class Since:
+    """What the nodes log from now on."""
+
+    def __init__(self, *nodes: Node) -> None:
+        self._begins = [(node, len(node.log_text())) for node in nodes]
+
+    def __call__(self) -> str:
+        return "\n".join(node.log_text()[begin:] for node, begin in self._begins)
 
 
 def enqueued(node: Node, shard: int) -> int:
@@ -174,13 +222,14 @@ def test_a_duplicate_node_address_is_logged(server: RedisServer, tmp_path: Path)
 def test_an_operator_moves_a_shard_and_back(pair: Nodes) -> None:
     before = pair.leaders("a")
     shard = next(shard for shard, name in before.items() if name == "a")
+    epoch = pair["a"].nodes()["shards"][shard]["epoch"]
     with pair["a"].raw(shard) as raw:
         assert raw.call(T.SHARD_MOVE, shard, "b")[2] == {"shard": shard, "node": "b"}
         goodbye = raw.next()
         assert (goodbye[:2], goodbye[3:]) == ((T.GOODBYE, "draining"), (pair["b"].url_of(shard),))
     until(lambda: pair.leaders("b")[shard] == "b", 60, pair.log)
     answer = pair["b"].nodes()["shards"][shard]
-    assert (answer["placed"], answer["wanted"], answer["epoch"]) == ("b", "b", 2)
+    assert (answer["placed"], answer["wanted"], answer["epoch"]) == ("b", "b", epoch + 1)
     with pair["b"].raw(shard) as raw:
         assert raw.call(T.SHARD_MOVE, shard, None)[2] == {"shard": shard, "node": None}
     until(lambda: pair.leaders("a") == before, 60, pair.log)
@@ -190,13 +239,14 @@ def test_a_connected_client_does_not_delay_a_move(pair: Nodes) -> None:
     """It reads no GOODBYE, and a daemon alone would wait a second for it. On a machine that has
     other work a move may take longer than that now and then, but not each time."""
     leader, tries = str(pair.leaders("a")[0]), 5
+    log = Since(*pair.all.values())
     while True:
         to = "b" if leader == "a" else "a"
         with pair[leader].raw(0) as raw:
             raw.call(T.SHARD_MOVE, 0, to)
             until(lambda: pair.leaders("a")[0] == to, 60, pair.log)  # noqa: B023  # at once
-            until(lambda: handed_over(pair.log()), 60, pair.log)
-        gaps_s = [float(line.rpartition(" in ")[2].split()[0]) for line in handed_over(pair.log())]
+            until(lambda: handed_over(log()), 60, pair.log)
+        gaps_s = [float(line.rpartition(" in ")[2].split()[0]) for line in handed_over(log())]
         leader, tries = to, tries - 1
         if min(gaps_s) < GOODBYE_WAIT_S:
             return
@@ -305,8 +355,9 @@ def test_a_dead_registrar_does_not_affect_shards(pair: Nodes) -> None:
     serving = {shard: enqueued(pair[str(name)], shard) for shard, name in led_by.items()}
     leading = [int(pid) for pid in pids_of_shards(pair["b"], led_by)]
     [registrar] = [pid for pid in children if pid not in leading]
+    log = Since(pair["b"])
     os.kill(registrar, signal.SIGKILL)
-    until(lambda: "registrar_ended" in pair["b"].log_text(), 60, pair.log)
+    until(lambda: "registrar_ended" in log(), 60, pair.log)
     until(lambda: answers(pair["b"]), 60, pair.log)
     assert pair.leaders("b") == led_by
     assert {entry["epoch"] for entry in pair["a"].nodes()["shards"]} == epochs
@@ -333,8 +384,9 @@ def pids_of_shards(node: Node, led_by: dict[int, str | None]) -> list[int]:
 def test_a_daemon_that_dies_is_started_again_where_it_was(pair: Nodes) -> None:
     led_by = pair.leaders("a")
     pids = pids_of_shards(pair["b"], led_by)
+    log = Since(pair["b"])
     os.kill(pids[0], signal.SIGKILL)
-    until(lambda: "shard_ended" in pair["b"].log_text(), 60, pair.log)
+    until(lambda: "shard_ended" in log(), 60, pair.log)
 
     def is_back() -> bool:
         try:
@@ -346,42 +398,13 @@ def test_a_daemon_that_dies_is_started_again_where_it_was(pair: Nodes) -> None:
     until(is_back, 60, pair.log)
 
 
-def test_shards_stay_in_place_during_a_redis_outage(pair: Nodes, server: RedisServer) -> None:
-    led_by = pair.leaders("a")
-    server.kill()
-    until(lambda: "registry_trouble" in pair["a"].log_text(), 60, pair.log)
-    server.start()
-    until(lambda: "registry_works_again" in pair["a"].log_text(), 60, pair.log)
+def test_shards_stay_in_place_during_a_redis_outage(pair: Nodes, registry: RedisServer) -> None:
+    led_by, log = pair.leaders("a"), Since(pair["a"])
+    registry.kill()
+    until(lambda: "registry_trouble" in log(), 60, pair.log)
+    registry.start()
+    until(lambda: "registry_works_again" in log(), 60, pair.log)
     until(lambda: pair.leaders("a") == led_by == pair.leaders("b"), 60, pair.log)
-
-
-# --- HTTP ----------------------------------------------------------------------------------------
-
-
-def test_a_nodes_http_serves_its_shards(server: RedisServer, tmp_path: Path) -> None:
-    with Nodes(tmp_path, server.url(), SHARDS, http=True, leader_ttl_s=TTL_S) as nodes:
-        led_by = nodes.until_led("a", "ab")
-        node = nodes["a"]
-        own = [shard for shard, name in led_by.items() if name == "a"]
-        assert [entry["shard"] for entry in get(node.http, "/v1/shards")["shards"]] == own
-        assert get(node.http, "/readyz") == {
-            "status": "ready",
-            "shards": {str(shard): "ready" for shard in own},
-        }
-        first = get(node.http, "/v1/shards")["shards"][0]
-        asked = get(first["http"], "/v1/nodes")
-        assert {entry["node"]: entry["http"] for entry in asked["nodes"]} == {
-            name: one.http for name, one in nodes.all.items()
-        }
-        text = urlopen(f"{node.http}/metrics").read().decode()  # noqa: S310  # of this machine
-        for shard in own:
-            assert f'tickwheel_node_shards{{shard="{shard}",node="a"}} {len(own)}' in text
-            assert f'tickwheel_node_unserved_shards{{shard="{shard}",node="a"}} 0' in text
-
-
-def get(http: str, path: str) -> Any:
-    with urlopen(http + path) as answer:  # noqa: S310  # of this machine
-        return json.loads(answer.read())
 
 
 # --- what became of the store --------------------------------------------------------------------

@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from support.daemon import Daemon
 from support.nodes import Nodes
 from support.ports import free_ports
@@ -188,6 +190,7 @@ def pids(parent: Daemon) -> list[int]:
     ]
 
 
+@pytest.mark.slow  # one node: test_nodes_clients.py, in a drain and stop
 async def test_clients_see_no_error_while_nodes_restart(
     server: RedisServer, tmp_path: Path
 ) -> None:
