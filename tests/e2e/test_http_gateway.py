@@ -6,8 +6,9 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tickwheel.model.values import SHARD_BITS
 
 COUNT = 3
 HOUR_MS = 3_600_000
+NODE_SHARDS = 4
 MakeDaemon = Callable[..., Daemon]
 
 
@@ -105,23 +107,25 @@ def test_a_frozen_shard_does_not_delay_the_others(make_daemon: MakeDaemon, tmp_p
     machine = Machine(make_daemon, tmp_path)
     tasks = [{"topic": "t", "key": key_in(n, COUNT), "delay_ms": HOUR_MS} for n in range(COUNT)]
     ids = [machine.ask("POST", "/v1/tasks", task).json["id"] for task in tasks]
-    frozen = machine.pids()[1]
+    frozen, task_url = machine.pids()[1], f"/v1/tasks/{ids[1]}"
     os.kill(frozen, signal.SIGSTOP)
     try:
         for shard in (0, 2):
             assert machine.ask("GET", f"/v1/tasks/{ids[shard]}").status == 200
             assert machine.ask("POST", "/v1/tasks", tasks[shard]).status == 201
-        away = machine.ask("GET", f"/v1/tasks/{ids[1]}")
+        with ThreadPoolExecutor(2) as pool:  # both wait for it
+            away, of_all = pool.map(partial(machine.ask, "GET"), (task_url, "/v1/status"))
         assert away.status in (502, 503, 504) and away.json["retryable"], away.body
-        status = machine.ask("GET", "/v1/status").json
+        status = of_all.json
         assert status["state"] == "unreachable" and status["detail"].startswith("shard 1: ")
         assert [entry["reachable"] for entry in status["statuses"]] == [True, False, True]
         assert machine.ask("GET", "/healthz").status == 200
     finally:
         os.kill(frozen, signal.SIGCONT)
-    until(lambda: machine.ask("GET", f"/v1/tasks/{ids[1]}").status == 200)
+    until(lambda: machine.ask("GET", task_url).status == 200)
 
 
+@pytest.mark.slow  # server/http/test_gateway.py, in process
 def test_all_shards_are_restored_together(make_daemon: MakeDaemon, tmp_path: Path) -> None:
     folder = tmp_path / "backups"
     folder.mkdir()
@@ -193,82 +197,115 @@ def test_the_gateway_passes_tokens_on_with_and_without_tls(
     assert machine.ask("GET", "/v1/stats", cookie=cookie, **console).json["scheduled"] == 1
 
 
-def test_a_node_answers_for_tasks_of_the_other_node(server: RedisServer, tmp_path: Path) -> None:
-    with Nodes(tmp_path, server.url(), 4, http=True) as nodes:
-        nodes.until_led("a", "ab")
-        led_by = nodes.leaders("a")
-        elsewhere = next(shard for shard, name in led_by.items() if name == "b")
-        task = {"topic": "t", "key": key_in(elsewhere, 4), "body": "x", "delay_ms": HOUR_MS}
-        made = ask(nodes["a"].http, "POST", "/v1/tasks", task)
-        assert made.status == 201 and shard_of(made.json["id"]) == elsewhere, made.body
-        for name in "ab":
-            answer = ask(nodes[name].http, "GET", f"/v1/tasks/{made.json['id']}")
-            assert (answer.status, answer.json["body"]) == (200, "x")
-            assert ask(nodes[name].http, "GET", "/v1/stats").json["scheduled"] == 1
-            status = ask(nodes[name].http, "GET", "/v1/status").json
-            assert status["state"] == "ready", status
-            nodes_of = {entry["shard"]: entry["node"] for entry in status["statuses"]}
-            assert nodes_of == led_by
-        assert len(ask(nodes["a"].http, "GET", "/v1/nodes").json["nodes"]) == 2
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Two nodes that a few tests share."""
+    folder = tmp_path_factory.mktemp("nodes")
+    registry = RedisServer(folder / "redis").start().lay_out(NODE_SHARDS)
+    with Nodes(folder, registry.url(), NODE_SHARDS, http=True, push_allow="127.0.0.0/8") as made:
+        made.until_led("a", "ab")
+        until(lambda: made.leaders("b") == made.leaders("a"), 60, made.log)
+        yield made
+    registry.kill()
+    assert "Traceback" not in made.log()
 
 
-def test_names_are_unique_over_all_nodes(server: RedisServer, tmp_path: Path) -> None:
+def test_a_node_answers_for_tasks_of_the_other_node(nodes: Nodes) -> None:
+    led_by = nodes.leaders("a")
+    elsewhere = next(shard for shard, name in led_by.items() if name == "b")
+    task = {"topic": "t", "key": key_in(elsewhere, NODE_SHARDS), "body": "x", "delay_ms": HOUR_MS}
+    before = ask(nodes["a"].http, "GET", "/v1/stats").json["scheduled"]
+    made = ask(nodes["a"].http, "POST", "/v1/tasks", task)
+    assert made.status == 201 and shard_of(made.json["id"]) == elsewhere, made.body
+    for name in "ab":
+        answer = ask(nodes[name].http, "GET", f"/v1/tasks/{made.json['id']}")
+        assert (answer.status, answer.json["body"]) == (200, "x")
+        assert ask(nodes[name].http, "GET", "/v1/stats").json["scheduled"] == before + 1
+        status = ask(nodes[name].http, "GET", "/v1/status").json
+        assert status["state"] == "ready", status
+        nodes_of = {entry["shard"]: entry["node"] for entry in status["statuses"]}
+        assert nodes_of == led_by
+    assert len(ask(nodes["a"].http, "GET", "/v1/nodes").json["nodes"]) == 2
+
+
+def test_a_nodes_http_serves_its_shards(nodes: Nodes) -> None:
+    led_by, node = nodes.leaders("a"), nodes["a"]
+    own = [shard for shard, name in led_by.items() if name == "a"]
+    assert [entry["shard"] for entry in get(node.http, "/v1/shards")["shards"]] == own
+    assert get(node.http, "/readyz") == {
+        "status": "ready",
+        "shards": {str(shard): "ready" for shard in own},
+    }
+    first = get(node.http, "/v1/shards")["shards"][0]
+    asked = get(first["http"], "/v1/nodes")
+    assert {entry["node"]: entry["http"] for entry in asked["nodes"]} == {
+        name: one.http for name, one in nodes.all.items()
+    }
+    text = ask(node.http, "GET", "/metrics").body.decode()
+    for shard in own:
+        assert f'tickwheel_node_shards{{shard="{shard}",node="a"}} {len(own)}' in text
+        assert f'tickwheel_node_unserved_shards{{shard="{shard}",node="a"}} 0' in text
+
+
+def get(http: str, path: str) -> Any:
+    answer = ask(http, "GET", path)
+    assert answer.status == 200, answer.body
+    return answer.json
+
+
+def test_names_are_unique_over_all_nodes(nodes: Nodes) -> None:
     """Schedules, transactions and idempotency keys, with tasks of two shards each."""
-    with Nodes(tmp_path, server.url(), 4, http=True) as nodes:
-        nodes.until_led("a", "ab")
 
-        def ask_both(method: str, path: str, body_of: Callable[[str], Any], **more: str) -> Any:
-            with ThreadPoolExecutor(2) as pool:
-                asked = [
-                    pool.submit(ask, nodes[name].http, method, path, body_of(key), **more)
-                    for name, key in zip("ab", (key_in(0, 4), key_in(1, 4)), strict=True)
-                ]
-                return sorted(item.result().status for item in asked)
+    def ask_both(method: str, path: str, body_of: Callable[[str], Any], **more: str) -> Any:
+        with ThreadPoolExecutor(2) as pool:
+            asked = [
+                pool.submit(ask, nodes[name].http, method, path, body_of(key), **more)
+                for name, key in zip(
+                    "ab", (key_in(0, NODE_SHARDS), key_in(1, NODE_SHARDS)), strict=True
+                )
+            ]
+            return sorted(item.result().status for item in asked)
 
-        def of_transaction(key: str) -> Any:
-            of = {"id": "x", "group": "g", "part": 1}
-            return {"transaction": of, "tasks": [{"topic": "t", "key": key}]}
+    def of_transaction(key: str) -> Any:
+        of = {"id": "x", "group": "g", "part": 1}
+        return {"transaction": of, "tasks": [{"topic": "t", "key": key}]}
 
-        def of_schedule(key: str) -> Any:
-            return {"topic": "t", "every_ms": HOUR_MS, "task": {"key": key}}
+    def of_schedule(key: str) -> Any:
+        return {"topic": "t", "every_ms": HOUR_MS, "task": {"key": key}}
 
-        assert ask_both("POST", "/v1/tasks", of_transaction) == [201, 409]
-        assert ask_both("PUT", "/v1/schedules/s", of_schedule) == [201, 409]
-        once = {"idempotency_key": "pay-1"}
-        later = {"topic": "once", "delay_ms": HOUR_MS}
-        assert ask_both("POST", "/v1/tasks", lambda key: {**later, "key": key}, **once) == [
-            201,
-            422,
-        ]
-        assert len(ask(nodes["a"].http, "GET", "/v1/schedules").json["schedules"]) <= 1
-        assert ask(nodes["b"].http, "POST", "/v1/transactions/x/commit").status == 200
-        assert len(ask(nodes["a"].http, "GET", "/v1/tasks?topic=once").json["tasks"]) == 1
+    assert ask_both("POST", "/v1/tasks", of_transaction) == [201, 409]
+    assert ask_both("PUT", "/v1/schedules/s", of_schedule) == [201, 409]
+    once = {"idempotency_key": "pay-1"}
+    later = {"topic": "once", "delay_ms": HOUR_MS}
+    assert ask_both("POST", "/v1/tasks", lambda key: {**later, "key": key}, **once) == [
+        201,
+        422,
+    ]
+    assert len(ask(nodes["a"].http, "GET", "/v1/schedules").json["schedules"]) <= 1
+    assert ask(nodes["b"].http, "POST", "/v1/transactions/x/commit").status == 200
+    assert len(ask(nodes["a"].http, "GET", "/v1/tasks?topic=once").json["tasks"]) == 1
 
 
-async def test_a_callback_reaches_a_moved_shard(server: RedisServer, tmp_path: Path) -> None:
+async def test_a_callback_reaches_a_moved_shard(nodes: Nodes) -> None:
     """Its address is that of the node that sent the task, which has the shard no more."""
-    loopback = {"push_allow": "127.0.0.0/8"}
-    nodes = Nodes(tmp_path, server.url(), 4, http=True, **loopback)
     async with serving(Endpoint(status=202)) as endpoint:
-        try:
-            await asyncio.to_thread(nodes.__enter__)
-            await asyncio.to_thread(nodes.until_led, "a", "ab")
-            shard = next(n for n, name in nodes.leaders("a").items() if name == "b")
-            async with Client(f"{nodes['a'].url},{nodes['b'].url}") as client:
-                await client.set_push("t", "g", endpoint.url, secrets=[SECRET], callback_lease=600)
-                sent = [await client.enqueue("t", b"x", key=key_in(shard, 4)) for _ in range(2)]
-                await endpoint.until_count(2)
-                urls = [item.headers["tickwheel-callback"] for item in endpoint.got]
-                assert all(url.startswith(nodes["b"].http + "/") for url in urls), urls
-                await client.move_shard(shard, "a")
-                await asyncio.to_thread(until, lambda: nodes.leaders("a")[shard] == "a")
-                texts = [{}, {"result": "reject", "reason": "no"}]
-                for url, one, state in zip(urls, texts, ("acked", "dead"), strict=True):
-                    assert (await asyncio.to_thread(ask, url + "x", "POST", "", one)).status == 404
-                    result = await asyncio.to_thread(ask, url, "POST", "", one)
-                    assert (result.status, result.json["result"]) == (200, state), result.body
-                states = {(await client.lookup(task.id)).state for task in sent}
-                assert states == {"acked", "dead"}
-        finally:
-            nodes.__exit__()
-    assert "Traceback" not in nodes.log()
+        shard = next(n for n, name in nodes.leaders("a").items() if name == "b")
+        async with Client(f"{nodes['a'].url},{nodes['b'].url}") as client:
+            await client.set_push("pushed", "g", endpoint.url, secrets=[SECRET], callback_lease=600)
+            sent = [
+                await client.enqueue("pushed", b"x", key=key_in(shard, NODE_SHARDS))
+                for _ in range(2)
+            ]
+            await endpoint.until_count(2)
+            urls = [item.headers["tickwheel-callback"] for item in endpoint.got]
+            assert all(url.startswith(nodes["b"].http + "/") for url in urls), urls
+            await client.move_shard(shard, "a")
+            await asyncio.to_thread(until, lambda: nodes.leaders("a")[shard] == "a")
+            texts = [{}, {"result": "reject", "reason": "no"}]
+            for url, one, state in zip(urls, texts, ("acked", "dead"), strict=True):
+                assert (await asyncio.to_thread(ask, url + "x", "POST", "", one)).status == 404
+                result = await asyncio.to_thread(ask, url, "POST", "", one)
+                assert (result.status, result.json["result"]) == (200, state), result.body
+            states = {(await client.lookup(task.id)).state for task in sent}
+            assert states == {"acked", "dead"}
+    await asyncio.to_thread(nodes.until_led, "a", "ab")
