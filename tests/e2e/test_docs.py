@@ -147,6 +147,7 @@ def test_the_command_line_page_runs(tmp_path: Path, forked_shell: dict[str, str]
         assert word in shown, (word, shown)
 
 
+@pytest.mark.slow  # test_schedules.py, verbs/scenes/schedules.py
 def test_the_schedules_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/schedules.md", tmp_path, forked_shell)
     for word in (
@@ -191,6 +192,7 @@ def test_the_http_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> Non
         assert word in shown, (word, shown)
 
 
+@pytest.mark.slow  # test_coalescing.py, verbs/scenes/tasks.py
 def test_the_keys_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/keys.md", tmp_path, forked_shell)
     for pattern in (
@@ -200,6 +202,7 @@ def test_the_keys_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> Non
         assert re.search(pattern, shown, re.MULTILINE), (pattern, shown)
 
 
+@pytest.mark.slow  # test_transactions.py
 def test_the_transactions_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/transactions.md", tmp_path, forked_shell)
     for pattern in (
@@ -235,6 +238,7 @@ def test_the_replay_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> N
     assert shown.count("again b'invoice ") == 3
 
 
+@pytest.mark.slow  # test_windows.py
 def test_the_due_windows_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/windows.md", tmp_path, forked_shell)
     for word in ("200 tasks enqueued", "10m, at its emptiest", "requested", "report  created"):
@@ -255,6 +259,7 @@ def test_the_order_keys_page_runs(tmp_path: Path, forked_shell: dict[str, str]) 
     assert "acme 3" not in shown
 
 
+@pytest.mark.slow  # test_bulk.py, verbs/scenes/groups.py
 def test_the_filters_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/filters.md", tmp_path, forked_shell)
     for pattern in (
@@ -364,6 +369,7 @@ def serve_at_a_free_port(commands: Path) -> None:
         (commands / name).chmod(0o755)
 
 
+@pytest.mark.slow  # outbound/test_forward.py
 def test_the_forwarders_page_runs(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     port = str(free_port())
     redis_server = shutil.which("redis-server") or pytest.skip("redis-server is not installed")
