@@ -144,7 +144,15 @@ def shop(shared_postgres: PostgresServer, tmp_path: Path) -> Iterator[dict[str, 
         until(lambda: client.stats().acked == 1, log=daemon.log_text)  # the ack in the transaction
 
 
-@pytest.mark.parametrize("name", sorted(EXPECTED))
+CONTRIB = ("fastapi_lifespan", "inbox_django", "sqlalchemy_outbox")
+"""What they show is tested in contrib/ and inbox/, too."""
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow) if name in CONTRIB else name
+    for name in sorted(EXPECTED)
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_each_example_prints_its_documented_output(
     name: str, running: Daemon, request: pytest.FixtureRequest
 ) -> None:
