@@ -104,6 +104,7 @@ async def test_a_stopped_daemon_is_the_cause(daemon: Daemon) -> None:
             await blamed(daemon, Cause.DAEMON_DOWN)
 
 
+@pytest.mark.slow  # engine/test_lateness.py
 async def test_a_wait_before_a_restart_has_an_unknown_cause(tmp_path: Path) -> None:
     clock = WallClock(tmp_path / "clock")
     daemon = daemon_in(tmp_path, http=True, env=clock.env)
@@ -123,6 +124,7 @@ async def test_a_wait_before_a_restart_has_an_unknown_cause(tmp_path: Path) -> N
             await blamed(daemon, Cause.UNKNOWN)
 
 
+@pytest.mark.slow  # engine/test_lateness.py
 async def test_a_clock_jump_is_the_cause(tmp_path: Path) -> None:
     clock = WallClock(tmp_path / "clock")
     daemon = daemon_in(tmp_path, http=True, env=clock.env)

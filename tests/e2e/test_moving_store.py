@@ -83,6 +83,7 @@ async def test_a_sentinel_failover_is_followed_and_logged(
         assert status["store_at"] == f"127.0.0.1:{now.port}"
 
 
+@pytest.mark.slow  # persistence/redis/test_redis_cluster.py; a Sentinel is above
 async def test_a_moved_cluster_slot_is_followed(cluster: Cluster, tmp_path: Path) -> None:
     with Daemon(tmp_path / "d", store=cluster.url("wait_replicas=1"), http=True) as daemon:
         before = cluster.owner_of(SLOT)

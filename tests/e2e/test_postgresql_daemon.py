@@ -60,6 +60,7 @@ def enqueues(daemon: Daemon) -> bool:
         return bool(raw.enqueue(("t", b"after", DAY_MS))[0] != T.ERROR)
 
 
+@pytest.mark.slow  # on SQLite: test_cli.py, crash/
 def test_a_kill_between_enqueue_and_delivery_loses_no_task(
     make_daemon: Callable[..., Daemon], shared_postgres: PostgresServer
 ) -> None:

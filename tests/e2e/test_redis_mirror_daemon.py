@@ -31,7 +31,7 @@ def pulled(raw: Raw, count: int) -> list[bytes]:
     return bodies
 
 
-@pytest.mark.parametrize("log_format", ["console", "json"])
+@pytest.mark.parametrize("log_format", [pytest.param("console", marks=pytest.mark.slow), "json"])
 def test_everything_is_delivered_after_redis_came_back_empty(
     server: RedisServer, tmp_path: Path, log_format: str
 ) -> None:
