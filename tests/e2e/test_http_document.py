@@ -53,7 +53,7 @@ HOOKS = {
 @pytest.mark.parametrize(
     ("kind", "who", "phases", "examples", "timeout_s"),
     [
-        (Daemon, "all", "examples,fuzzing", 1, 400),
+        (Daemon, "all", "fuzzing", 1, 400),
         *(
             pytest.param(
                 kind, who, "examples,coverage,fuzzing,stateful", 50, 1_200, marks=pytest.mark.slow
