@@ -28,9 +28,12 @@ STANDBY_OK = ("", "?standby=no", "?standby=ok")
 
 
 @pytest.fixture
-def pair(server: RedisServer, tmp_path: Path) -> Iterator[tuple[Daemon, Daemon]]:
-    """The active one and the one that stands by."""
+def pair(
+    server: RedisServer, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[tuple[Daemon, Daemon]]:
+    """The active one and the one that stands by. The parameter is the settings of their lease."""
     options: dict[str, Any] = {"store": server.url(), "lease_checkpoint_s": 0, "http": True}
+    options |= getattr(request, "param", {"leader_ttl_s": 1.5})
     # Nobody has to wait for an owner of the empty store to come back.
     server.lay_out()
     with (
@@ -110,6 +113,7 @@ def test_a_standby_names_the_leaders_http_and_each_lists_both(pair: tuple[Daemon
     assert ask(active.http, "GET", "/v1/topics").json["active_http"] == standby.http
 
 
+@pytest.mark.parametrize("pair", [{}], indirect=True)
 @pytest.mark.parametrize("how", ["killed", pytest.param("stopped", marks=pytest.mark.slow)])
 def test_the_standby_delivers_after_the_leader_died(pair: tuple[Daemon, Daemon], how: str) -> None:
     active, standby = pair
@@ -188,7 +192,13 @@ def test_surviving_consumers_can_ack_after_a_failover(pair: tuple[Daemon, Daemon
         assert raw.call(T.LOOKUP, [task_id])[2][0]["state"] == "acked"
 
 
-@pytest.mark.parametrize("place", ["takeover.elected", "takeover.opened", "recovery.middle"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        *(pytest.param(f"takeover.{at}", marks=pytest.mark.slow) for at in ("elected", "opened")),
+        "recovery.middle",
+    ],
+)
 def test_an_interrupted_takeover_is_completed_by_another_daemon(
     server: RedisServer, tmp_path: Path, place: str
 ) -> None:

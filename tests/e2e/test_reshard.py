@@ -171,7 +171,10 @@ async def check_places(count: int, client: Client) -> None:
                 assert shard == crc32(basis.encode()) % count, task
 
 
-async def test_resharding_keeps_all_tasks(home: Home) -> None:
+@pytest.mark.parametrize(
+    "counts", [(2, 3, 1), pytest.param((2, 3, 2, 1, 4), marks=pytest.mark.slow)]
+)
+async def test_resharding_keeps_all_tasks(home: Home, counts: tuple[int, ...]) -> None:
     daemon = home.serve()
     async with Client(daemon.url) as client:
         ids = await populate(client)
@@ -179,7 +182,7 @@ async def test_resharding_keeps_all_tasks(home: Home) -> None:
     assert await daemon.aterminate() == 0
     assert {before["tasks"][item][0] for item in ids["dead"]} == {"dead"}
     assert before["held"] == [("o0", ids["held"][0])]
-    for count in (2, 3, 2, 1, 4):
+    for count in counts:
         would = home.to(count, "--dry-run")
         done = home.to(count)
         assert would == {**done, "dry_run": True, "kept": []}
@@ -288,8 +291,16 @@ def serve_http(home: Home, count: int) -> Daemon:
     return home._make(store=home.folder, args=args, http=True).start()
 
 
-@pytest.mark.parametrize("begins", [0, pytest.param(2, marks=pytest.mark.slow)])
-async def test_resharding_keeps_idempotency_keys(home: Home, begins: int) -> None:
+@pytest.mark.parametrize(
+    ("begins", "counts"),
+    [
+        (0, (3, 1)),
+        *(pytest.param(begins, (3, 2, 4, 1), marks=pytest.mark.slow) for begins in (0, 2)),
+    ],
+)
+async def test_resharding_keeps_idempotency_keys(
+    home: Home, begins: int, counts: tuple[int, ...]
+) -> None:
     """Also one of which some shards have not taken their part: then the rest comes, once."""
     daemon = serve_http(home, begins)
     before = await put_all(daemon, begins)
@@ -297,7 +308,7 @@ async def test_resharding_keeps_idempotency_keys(home: Home, begins: int) -> Non
         await put_part(daemon, "cut", begins)
     assert await daemon.aterminate() == 0
     whole = None
-    for count in (3, 2, 4, 1):
+    for count in counts:
         home.to(count)
         daemon = serve_http(home, count)
         assert await put_all(daemon, count) == before, count
