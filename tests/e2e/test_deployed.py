@@ -11,7 +11,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from e2e.cli_runner import NOWHERE, Cli, tickwheel
 from support.daemon import Daemon
 from support.deployed import DEPLOY, WORKERS, environment, pod, services, the
 from support.ports import free_port
@@ -54,14 +54,19 @@ def asked(address: str, path: str) -> tuple[int, str]:
 def token(name: str, file: Path) -> str:
     """Made as the guide says, into this file."""
     [line] = re.findall(rf"^    {name}=\$\((tickwheel token create .*)\)$", GUIDE, re.MULTILINE)
-    command = [sys.executable, "-m", *shlex.split(line.replace("tokens.json", str(file)))]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    name, *words = shlex.split(line.replace("tokens.json", str(file)))
+    assert name == "tickwheel"
+    return Cli(NOWHERE).run(*words).stdout.decode().strip()
 
 
-@pytest.fixture
-def pair(server: RedisServer, tmp_path: Path) -> Iterator[tuple[Daemon, Daemon, dict[str, str]]]:
-    """The two daemons of the StatefulSet, the leader first, and the tokens of the guide."""
-    file = tmp_path / "tokens.json"
+@pytest.fixture(scope="module")
+def stateful(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[list[Daemon], dict[str, str]]]:
+    """The two daemons of the StatefulSet and the tokens of the guide."""
+    folder = tmp_path_factory.mktemp("stateful")
+    server = RedisServer(folder / "redis").start().lay_out()
+    file = folder / "tokens.json"
     tokens = {name: token(name, file) for name in ("ops", "workers")}
     _, container = pod(the("StatefulSet"))
     assert container["args"] == ["serve"]
@@ -69,15 +74,25 @@ def pair(server: RedisServer, tmp_path: Path) -> Iterator[tuple[Daemon, Daemon, 
     answer = {k: v for k, v in environment(container).items() if k not in elsewhere}
     answer["TICKWHEEL_TOKENS_FILE"] = str(file)
     daemons = [
-        Daemon(
-            tmp_path / name, store=server.url(), http=True, env={**answer, "TICKWHEEL_NODE": name}
-        )
+        Daemon(folder / name, store=server.url(), http=True, env={**answer, "TICKWHEEL_NODE": name})
         for name in ("tickwheel-0", "tickwheel-1")
     ]
     with daemons[0] as first:
         until(lambda: status(first.http, "/readyz") == 200, log=first.log_text)
-        with daemons[1] as second:
-            yield first, second, tokens
+        with daemons[1]:
+            yield daemons, tokens
+    server.kill()
+
+
+@pytest.fixture
+def pair(stateful: tuple[list[Daemon], dict[str, str]]) -> tuple[Daemon, Daemon, dict[str, str]]:
+    """The leader, its standby, and the tokens; both live."""
+    daemons, tokens = stateful
+    for daemon in daemons:
+        if not daemon.alive:
+            daemon.start()
+    leader, standby = sorted(daemons, key=lambda daemon: status(daemon.http, "/readyz") != 200)
+    return leader, standby, tokens
 
 
 def probed(daemon: Daemon) -> dict[str, int]:
@@ -132,9 +147,11 @@ async def test_a_worker_of_the_manifests_works_and_stops_in_time(
     env = {**environment(container), "PYTHONPATH": str(WORKERS), "TICKWHEEL_URL": f"tcp://{hosts}"}
     env["TICKWHEEL_TOKEN"] = tokens["workers"]
     clean = {k: v for k, v in os.environ.items() if not k.startswith("TICKWHEEL_")}
-    command = [sys.executable, "-m", "tickwheel", *container["args"], "--json"]
+    command = [*tickwheel(), *container["args"], "--json"]
     with (tmp_path / "done").open("wb") as out, (tmp_path / "log").open("wb") as log:
-        worker = subprocess.Popen(command, env={**clean, **env}, stdout=out, stderr=log)
+        worker = subprocess.Popen(
+            command, cwd=WORKERS, env={**clean, **env}, stdout=out, stderr=log
+        )
     try:
         # By the standby alone, as behind the Service: it names the leader.
         async with Client(standby.url, token=tokens["ops"]) as client:

@@ -194,11 +194,22 @@ async def begin_subscription(store: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "begin", [begin_daemon, begin_embedded, begin_wheel, begin_client, begin_subscription]
-)
-async def test_a_cancelled_start_leaves_no_tasks_or_threads(begin: Begin, tmp_path: Path) -> None:
+    ("begin", "every"),
+    [
+        (begin_daemon, 2), (begin_wheel, 2), (begin_client, 2), (begin_subscription, 2),
+        *(
+            pytest.param(begin, 1, marks=pytest.mark.slow)
+            for begin in (
+                begin_daemon, begin_embedded, begin_wheel, begin_client, begin_subscription
+            )
+        ),
+    ],
+)  # fmt: skip
+async def test_a_cancelled_start_leaves_no_tasks_or_threads(
+    begin: Begin, every: int, tmp_path: Path
+) -> None:
     tasks, threads = asyncio.all_tasks(), set(threading.enumerate())
-    for steps in STEPS:
+    for steps in STEPS[::every]:
         store = f"sqlite:///{tmp_path}/{steps}.db"
         beginning = asyncio.ensure_future(begin(store))
         for _ in range(steps):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from e2e.cli_runner import Cli
 from support.daemon import Daemon
 from support.redis_server import RedisServer
 from support.waiting import comes, rest
@@ -29,18 +28,13 @@ End = Callable[[Daemon], Any]
 @pytest.fixture
 async def pair(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
     """The active daemon and its standby. The parameter is the settings of their lease."""
-    server = await asyncio.to_thread(RedisServer(tmp_path / "redis").start)
-    options: dict[str, Any] = {"store": server.url()}
+    server = await asyncio.to_thread(lambda: RedisServer(tmp_path / "redis").start().lay_out())
+    options: dict[str, Any] = {"store": server.url(), **getattr(request, "param", {})}
     try:
-        # Laid out before: nobody has to wait for an owner of the empty store to come back.
-        first = Daemon(tmp_path / "first", leader_ttl_s=0.5, **options)
-        await first.astart()
-        await first.aterminate()
-        first.settings.pop("leader_ttl_s")
-        lease = getattr(request, "param", {})
-        first.settings |= lease
-        options |= lease
-        async with first, Daemon(tmp_path / "second", **options) as second:
+        async with (
+            Daemon(tmp_path / "first", **options) as first,
+            Daemon(tmp_path / "second", **options) as second,
+        ):
             yield first, second
     finally:
         server.kill()
@@ -50,15 +44,10 @@ def addresses(*daemons: Daemon) -> str:
     return ",".join(daemon.url for daemon in daemons)
 
 
-async def command(*words: str, expect: int) -> str:
+async def command(daemon: Daemon, *words: str, expect: int) -> str:
     """A call of the command line; what it says on both streams."""
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "tickwheel", *words],
-        capture_output=True, timeout=TIMEOUT_S, check=False, text=True,
-    )  # fmt: skip
-    assert done.returncode == expect, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    done = await asyncio.to_thread(Cli(daemon).run, *words, expect=expect)
+    return (done.stdout + done.stderr).decode()
 
 
 ENDS = [
@@ -125,7 +114,7 @@ async def test_status_shows_the_leader_and_init_refuses(pair: Pair) -> None:
     active, standby = pair
     deadline_s = time.monotonic() + TIMEOUT_S
     while True:
-        out = await command("status", "--json", "--url", standby.url, expect=0)
+        out = await command(standby, "status", "--json", expect=0)
         by_url = {line["url"]: line for line in map(json.loads, out.splitlines())}
         if by_url[standby.url]["active"]["epoch"]:
             break  # a leader has it a moment after its lease, and a standby looks now and then
@@ -133,11 +122,11 @@ async def test_status_shows_the_leader_and_init_refuses(pair: Pair) -> None:
     assert by_url[standby.url]["role"] == "standby"
     assert by_url[active.url]["role"] == "active"
     assert by_url[active.url]["epoch"] == by_url[standby.url]["active"]["epoch"]
-    answer = await command("init", "--store", active.store, "--force", "--yes", expect=1)
+    answer = await command(active, "init", "--store", active.store, "--force", "--yes", expect=1)
     assert f"at {active.url} leads" in answer
     active.kill()
     standby.kill()
-    assert "unreachable" in await command("status", "--url", standby.url, expect=3)
+    assert "unreachable" in await command(standby, "status", expect=3)
 
 
 @pytest.mark.parametrize("pair", [{"leader_ttl_s": 60}], indirect=True)
@@ -145,7 +134,7 @@ async def test_status_without_a_leader_exits_with_1(pair: Pair) -> None:
     active, standby = pair
     active.pause()
     try:
-        out = await command("status", "--url", standby.url, expect=1)
+        out = await command(standby, "status", expect=1)
         assert "standby" in out
         assert "unreachable" in out
     finally:

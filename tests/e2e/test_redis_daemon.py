@@ -19,6 +19,7 @@ DAY_MS = 86_400_000
 
 @pytest.fixture
 def daemon(server: RedisServer, tmp_path: Path) -> Iterator[Daemon]:
+    server.lay_out()  # nobody has to wait for an owner of the empty store
     with Daemon(tmp_path / "daemon", store=server.url(), lease_checkpoint_s=0) as made:
         yield made
 
@@ -47,7 +48,7 @@ def test_a_daemon_waits_for_a_frozen_redis(daemon: Daemon, server: RedisServer) 
 
 
 def test_the_password_is_not_in_the_log(server: RedisServer, tmp_path: Path) -> None:
-    server.call("CONFIG", "SET", "requirepass", "sesam")
+    server.lay_out().call("CONFIG", "SET", "requirepass", "sesam")
     url = server.url(user=":sesam@")
     with Daemon(tmp_path / "secret", store=url) as daemon, Raw(daemon.port) as raw:
         assert raw.enqueue(("t", b"x", DAY_MS))[0] == T.OK
