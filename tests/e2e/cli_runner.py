@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import subprocess
@@ -13,8 +15,11 @@ from tempfile import TemporaryFile
 from types import SimpleNamespace
 from typing import IO, Any
 
-from support import forked
+from support import forked, forked_shell
 from support.daemon import Daemon
+from support.waiting import until
+from tickwheel.client import Stats
+from tickwheel.sync import Client
 
 TIMEOUT_S = 60.0
 NOWHERE: Any = SimpleNamespace(url="tcp://127.0.0.1:1", log_text=str)
@@ -28,6 +33,11 @@ class Cli:
         self._daemon = daemon
 
     def command(self, *arguments: str) -> list[str]:
+        """For a process that a test signals."""
+        return [*tickwheel(), "--url", self._daemon.url, *arguments]
+
+    def alone(self, *arguments: str) -> list[str]:
+        """For a process that is not forked: one with a terminal, or one that a test looks at."""
         return [sys.executable, "-m", "tickwheel", "--url", self._daemon.url, *arguments]
 
     def run(
@@ -58,6 +68,29 @@ class Cli:
         error = self.run(*arguments, expect=code).stderr.decode()
         assert error.count("\n") == 1, error
         return error
+
+
+def emptied(daemon: Daemon) -> Daemon:
+    """A daemon that tests share: it runs, and the topics of earlier tests are deleted."""
+    if not daemon.alive:
+        daemon.start()
+    with Client(daemon.url) as client:
+        for topic in client.stats().topics:
+            client.delete_topic(topic, force=True)
+        until(lambda: not holds(client.stats()), log=daemon.log_text)
+    return daemon
+
+
+def holds(stats: Stats) -> bool:
+    return bool(stats.topics or stats.scheduled or stats.ready or stats.in_flight)
+
+
+@functools.cache
+def tickwheel() -> tuple[str, ...]:
+    """Return the start of a command line that forks ``tickwheel``."""
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)
+    return tuple(stack.enter_context(forked_shell.commands()))
 
 
 def _run(arguments: Sequence[str], stdin: bytes) -> subprocess.CompletedProcess[bytes]:

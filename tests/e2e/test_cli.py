@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import typer
 
-from e2e.cli_runner import TIMEOUT_S, Cli
+from e2e.cli_runner import TIMEOUT_S, Cli, emptied
 from support.daemon import Daemon
 from support.ports import free_ports
 from support.shards import key_in
@@ -29,6 +29,17 @@ from tickwheel.cli.app import app
 from tickwheel.sync import Client
 
 Make = Callable[..., Daemon]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("daemon"), http=True) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def daemon(shared: Daemon) -> Daemon:
+    return emptied(shared)
 
 
 @pytest.fixture
@@ -145,7 +156,7 @@ def test_an_interrupted_file_can_be_resumed(cli: Cli, tmp_path: Path, kind: str)
 def test_a_signal_ends_a_command_that_waits_for_its_input(
     cli: Cli, source: tuple[str, ...]
 ) -> None:
-    command = cli.command("enqueue", "raw", *source)
+    command = cli.alone("enqueue", "raw", *source)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as reading:
         assert reading.stdin is not None
         reading.stdin.write(b"x")

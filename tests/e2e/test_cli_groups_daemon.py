@@ -6,12 +6,24 @@ import shlex
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 
 import pytest
 
-from e2e.cli_runner import TIMEOUT_S, Cli
+from e2e.cli_runner import TIMEOUT_S, Cli, emptied
 from e2e.terminal import Terminal
 from support.daemon import Daemon
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("daemon"), http=True) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def daemon(shared: Daemon) -> Daemon:
+    return emptied(shared)
 
 
 @pytest.fixture
@@ -128,7 +140,7 @@ def test_top_is_sorted_filtered_scrolled_and_ended_by_keys(cli: Cli) -> None:
     for number in range(30):
         cli.one("groups", "create", f"topic-{number:02d}", "g")
     cli.one("enqueue", "topic-17", "x")
-    with Terminal(cli.command("top", "--interval", "100ms", "--sort", "name"), lines=24) as shown:
+    with Terminal(cli.alone("top", "--interval", "100ms", "--sort", "name"), lines=24) as shown:
         picture = shown.picture("q quit")
         assert "topic-00" in picture and "topic-17" not in picture
         shown.read_until("1 of 60")
@@ -153,7 +165,7 @@ def test_top_is_sorted_filtered_scrolled_and_ended_by_keys(cli: Cli) -> None:
 
 def test_top_without_a_keyboard_is_ended_by_a_signal(cli: Cli) -> None:
     cli.one("enqueue", "orders", "x")
-    command = f"{shlex.join(cli.command('top', '--interval', '100ms'))} < /dev/null"
+    command = f"{shlex.join(cli.alone('top', '--interval', '100ms'))} < /dev/null"
     with Terminal(["sh", "-c", f"exec {command}"]) as shown:
         assert "q quit" not in shown.read_until("orders") + shown.read_until("orders")
         assert shown.end(signal.SIGINT) == 0
@@ -161,7 +173,7 @@ def test_top_without_a_keyboard_is_ended_by_a_signal(cli: Cli) -> None:
 
 def test_top_lives_through_a_restart_of_the_daemon(cli: Cli, daemon: Daemon) -> None:
     cli.one("enqueue", "orders", "x", "--delay", "1h")
-    with Terminal(cli.command("top", "--interval", "100ms")) as terminal:
+    with Terminal(cli.alone("top", "--interval", "100ms")) as terminal:
         terminal.read_until("orders")
         daemon.kill()
         terminal.read_until("reconnecting")

@@ -43,9 +43,9 @@ async def test_every_field_arrives(client: Client, topic: str) -> None:
     assert (await client.lookup(receipt.id)).state == "acked"
 
 
-async def test_fifty_thousand_tasks_pass_through_a_client(client: Client, topic: str) -> None:
+async def test_ten_thousand_tasks_pass_through_a_client(client: Client, topic: str) -> None:
     """Many frames, the window, acks by the hundred: each task comes once, and all come."""
-    count = 50_000
+    count = 10_000
     receipts = await soon(client.enqueue_many([Task(topic, b"x") for _ in range(count)]))
     assert len({receipt.id for receipt in receipts}) == count
     left = {receipt.id for receipt in receipts}
@@ -115,8 +115,8 @@ async def test_an_ending_program_releases_its_deliveries(
 # --- by id, lists, counts --------------------------------------------------------------------
 
 
-async def test_three_hundred_starts_and_stops(running: Daemon) -> None:
-    for _ in range(300):
+async def test_a_hundred_starts_and_stops(running: Daemon) -> None:
+    for _ in range(100):
         client = Client(running.url)
         await client.connect()
         await client.close()

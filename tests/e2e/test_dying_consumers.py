@@ -7,13 +7,14 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
+from e2e.cli_runner import tickwheel
 from support.daemon import Daemon
 from support.waiting import comes, rest
 from tickwheel import Client
@@ -38,8 +39,11 @@ async def handle(delivery: Delivery) -> None:
 class Fleet:
     """Worker processes; a killed one is restarted, as by a supervisor."""
 
-    def __init__(self, folder: Path, url: str, count: int) -> None:
+    def __init__(
+        self, folder: Path, url: str, count: int, command: Sequence[str] | None = None
+    ) -> None:
         self._folder = folder
+        self._command = command or tickwheel()
         self._url = url
         self._count = count
         self._running: list[asyncio.Task[None]] = []
@@ -51,7 +55,7 @@ class Fleet:
 
     async def start(self, place: int) -> asyncio.subprocess.Process:
         process = self.processes[place] = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tickwheel", "work", "app:worker", "--url", self._url,
+            *self._command, "work", "app:worker", "--url", self._url,
             cwd=self._folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
@@ -140,7 +144,8 @@ async def test_a_task_that_kills_its_workers_becomes_a_dead_letter(
     daemon = make_daemon(reconnect_grace_s=0.3, death_retry_base_s=0.2, retry_max=0)
     async with daemon, Client(daemon.url) as client:
         await client.create_group("jobs", "g")
-        async with Fleet(folder, daemon.url, 2).kept() as fleet:
+        alone = (sys.executable, "-m", "tickwheel")  # its process id is that of its worker
+        async with Fleet(folder, daemon.url, 2, alone).kept() as fleet:
             innocent = [await client.enqueue("jobs", b"%d" % i) for i in range(20)]
             poison = await client.enqueue("jobs", b"poison")
             innocent += [await client.enqueue("jobs", b"%d" % i) for i in range(80)]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from e2e.cli_runner import Cli
 from support.daemon import Daemon
+from support.history_rig import read_all
 from support.raw import Raw
+from support.waiting import until
 from tickwheel import Client, Task
 from tickwheel.api.frames import FrameType as T
+from tickwheel.history.segments import Event
 from tickwheel.server.shard.tasks import SCANNED_PER_REQUEST_MAX
 
 FAR_MS = 3_600_000
@@ -21,11 +25,13 @@ KEY = "kéy 1"
 
 
 @pytest.fixture(scope="module", params=["sqlite", pytest.param("memory", marks=pytest.mark.slow)])
-def running(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Daemon]:
-    folder = tmp_path_factory.mktemp("find")
-    store = "memory:" if request.param == "memory" else None
-    history = {"history_dir": folder / "history"}
-    with Daemon(folder / "daemon", store=store, **history) as daemon:
+def store(request: pytest.FixtureRequest) -> str | None:
+    return "memory:" if request.param == "memory" else None
+
+
+@pytest.fixture(scope="module")
+def running(store: str | None, tmp_path_factory: Any) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("find"), store=store) as daemon:
         yield daemon
         assert "Traceback" not in daemon.log_text()
 
@@ -126,20 +132,26 @@ async def test_find_returns_the_newest_task(running: Daemon, topic: str) -> None
         assert await client.find(topic) is None
 
 
+def events_of(history: str, *task_ids: str) -> list[Event]:
+    return [event for event in read_all(Path(history)) if event.get("task_id") in task_ids]
+
+
 # --- the command line --------------------------------------------------------------------------
 
 
-def test_show_flow_by_key_uses_the_history(running: Daemon, topic: str) -> None:
-    cli, history = Cli(running), str(running.settings["history_dir"])
+def test_show_flow_by_key_uses_the_history(
+    store: str | None, make_daemon: Callable[..., Daemon], tmp_path: Path, topic: str
+) -> None:
+    history = str(tmp_path / "history")
+    cli = Cli(make_daemon(store=store, history_dir=history).start())
     key = f"key of {topic}"
     old, new = (
         cli.one("enqueue", topic, "x", "--key", key, "--delay", "1h")["id"] for _ in range(2)
     )
     cli.run("cancel", old, new)
-    while cli.code("history", "--dir", history, "--key", key) == 4:
-        pass  # the process that writes it is a moment behind
-    while len(cli.json("history", "--dir", history, "--key", key)) < 4:
-        pass
+    # The process that writes it is a moment behind.
+    until(lambda: len(events_of(history, old, new)) == 4)
+    assert len(cli.json("history", "--dir", history, "--key", key)) == 4
     assert "no task with key" in cli.fails(4, "show", "--key", key)
     shown = cli.one("show", "--key", key, "--history", history)
     assert (shown["id"], shown["state"]) == (new, "cancelled")
@@ -148,7 +160,6 @@ def test_show_flow_by_key_uses_the_history(running: Daemon, topic: str) -> None:
     assert "or in the history" in cli.fails(4, "show", "--key", key, *narrower)
     assert cli.json("show", "--key", key, "--topic", "none", "--history", history, expect=4) == []
     live = cli.one("enqueue", topic, "x", "--key", key, "--delay", "1h")["id"]
-    while cli.code("history", "--dir", history, "--id", live) == 4:
-        pass
+    until(lambda: events_of(history, live))
     shown = cli.one("show", "--key", key, "--flow", "--history", history)
     assert (shown["id"], shown["state"]) == (live, "scheduled")

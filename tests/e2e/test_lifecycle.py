@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from e2e.cli_runner import NOWHERE, Cli
+from e2e.cli_runner import NOWHERE, Cli, tickwheel
 from support.daemon import Daemon, DaemonFailed
 from support.http_asking import ask
 from support.raw import Raw
@@ -164,7 +163,7 @@ def test_an_address_in_use_is_reported(make_daemon: MakeDaemon) -> None:
 )
 def test_an_invalid_setting_stops_the_start(tmp_path: Path, setting: str, value: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tickwheel", "serve", "--set", f"{setting}={value}"],
+        [*tickwheel(), "serve", "--set", f"{setting}={value}"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import typer
 
+from e2e.cli_runner import tickwheel
 from support.daemon import Daemon
 from support.raw import Raw
 from support.waiting import WAIT_S, comes, soon
@@ -188,7 +189,7 @@ async def handle(delivery: Delivery) -> None:
 
 def work(folder: Path, *arguments: str, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tickwheel", "work", *arguments],
+        [*tickwheel(), "work", *arguments],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
     )  # fmt: skip
