@@ -204,10 +204,8 @@ def test_a_killed_shard_is_named_and_the_others_serve(
     assert restarts["0"] == 0 < restarts["1"]
 
 
-def test_a_frozen_shard_delays_answers_by_a_bounded_time(
-    make_daemon: MakeDaemon, tmp_path: Path
-) -> None:
-    whole = Whole(make_daemon, tmp_path)
+def test_a_frozen_shard_delays_answers_by_a_bounded_time(running: Whole) -> None:
+    whole = running
     frozen = whole.shards.pids()[1]
     os.kill(frozen, signal.SIGSTOP)
     try:
