@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -18,12 +17,14 @@ import typer.main
 
 from e2e.cli_runner import Cli
 from support.daemon import Daemon
+from support.history_rig import read_all
 from support.raw import Raw
 from support.waiting import until
 from tickwheel import Client, Retry, Task, Worker
 from tickwheel.api.frames import FrameType
 from tickwheel.cli.app import app
 from tickwheel.cli.output import ROWS_SHOWN
+from tickwheel.history.segments import Event
 from tickwheel.server.access import tokens
 
 MANY = ROWS_SHOWN + 20
@@ -46,6 +47,7 @@ LISTS = {
     "history list": ["--dir", "HISTORY", "--topic", "tasks", "--event", "enqueued"],
 }
 """With what each finds MANY."""
+ENQUEUED = ("enqueued", "tasks")
 Make = Callable[..., Daemon]
 
 
@@ -117,8 +119,8 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cli, Path]]
         tokens.create(folder / "tokens.json", f"token{i}", grants, 1, None)
     with Daemon(folder, history_dir=str(folder / "history")) as daemon:
         asyncio.run(fill(daemon.url))
-        for words in ("history tasks", "history list"):  # the process that writes it is behind
-            until(partial(has_many, Cli(daemon), *given(words, folder), "--json"))
+        # The process that writes it is behind.
+        until(lambda: len(enqueued(folder / "history")) >= MANY)
         with Raw(daemon.port) as one, Raw(daemon.port) as other:
             for i in range(MANY // 2):
                 for raw in (one, other):
@@ -126,8 +128,9 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cli, Path]]
             yield Cli(daemon), folder
 
 
-def has_many(cli: Cli, *arguments: str) -> bool:
-    return cli.code(*arguments) == 0 and cli.run(*arguments).stdout.count(b"\n") >= MANY
+def enqueued(history: Path) -> list[Event]:
+    events = read_all(history)
+    return [event for event in events if (event["event"], event.get("topic")) == ENQUEUED]
 
 
 def given(words: str, folder: Path) -> list[str]:
