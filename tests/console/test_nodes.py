@@ -149,7 +149,9 @@ def test_a_refused_move_is_shown_in_the_dialog(console_on: Open, settled: Nodes)
 
 
 @pytest.mark.parametrize(
-    ("scheme", "size"), [("light", WIDE), ("dark", PHONE)], ids=["light-wide", "dark-narrow"]
+    ("scheme", "size"),
+    [pytest.param("light", WIDE, marks=pytest.mark.slow), ("dark", PHONE)],  # the phone is quick
+    ids=["light-wide", "dark-narrow"],
 )
 def test_the_nodes_view_is_accessible(
     console_on: Open, settled: Nodes, scheme: str, size: dict[str, int]

@@ -223,10 +223,14 @@ def test_the_configuration_is_well_formed() -> None:
     promtool("check", "config", str(RULES / "prometheus.yml"))
 
 
-RULES_TESTS = sorted(Path(__file__).parent.glob("rules*_test.yml"))
+RULES_TESTS = [
+    pytest.param(path, marks=[] if path.stem == "rules_test" else [pytest.mark.slow], id=path.stem)
+    for path in sorted(Path(__file__).parent.glob("rules*_test.yml"))
+]
+"""Alerts that need a day or a week are quick in test_alerts.py."""
 
 
-@pytest.mark.parametrize("path", RULES_TESTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RULES_TESTS)
 def test_the_alerts_fire_when_they_should_and_not_before(path: Path) -> None:
     promtool("test", "rules", str(path))
 

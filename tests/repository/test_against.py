@@ -16,10 +16,9 @@ def test_two_builds_are_run_in_turn_and_shown_side_by_side(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Both are this one."""
-    assert main([COMMAND, "--quick", "--rounds", "1", "--only", "enqueue_batched", "burst"]) == 0
+    assert main([COMMAND, "--quick", "--rounds", "1", "--only", "enqueue_batched"]) == 0
     shown = capsys.readouterr().out
-    for metric in ("enqueue_batched.rate_server_us", "burst.rate"):
-        assert metric in shown
+    assert "enqueue_batched.rate_server_us" in shown
     assert "new / old" in shown
 
 

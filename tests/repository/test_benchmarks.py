@@ -34,16 +34,12 @@ from tickwheel.protocol import Decoder, encode
 
 ROOT = Path(__file__).resolve().parents[2]
 DAILY = {
-    ("sqlite", "enqueue_batched"),
     ("sqlite", "enqueue_frame"),
-    ("sqlite", "steady"),
     ("sqlite", "steady_worker"),
     ("sqlite", "steady_history"),
-    ("sqlite", "history"),
     ("sqlite", "lateness"),
     ("sqlite", "transactions"),
     ("redis", "redis_recovery"),
-    ("postgresql", "postgres_steady"),
 }
 """Cases that `make test` runs, one of each kind; the others are for `make test-full`."""
 
