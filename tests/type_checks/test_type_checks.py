@@ -22,7 +22,13 @@ Found = dict[Path, set[int]]
 """The numbers of the lines in which something is wrong."""
 
 
-def mypy(programs: Sequence[Path]) -> Found:
+@cache
+def mypy() -> Found:
+    """Check each folder by itself, because their modules have the same names."""
+    return _mypy(GOOD) | _mypy(BAD)
+
+
+def _mypy(programs: Sequence[Path]) -> Found:
     """With the cache of `make check`, which has been there: without it this takes long."""
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary"]
     done = subprocess.run(
@@ -37,7 +43,10 @@ def mypy(programs: Sequence[Path]) -> Found:
     return result
 
 
-def pyright(programs: Sequence[Path]) -> Found:
+@cache
+def pyright() -> Found:
+    """Check all programs at once, because the start is most of the cost."""
+    programs = GOOD + BAD
     wanted = {
         "include": [str(program) for program in programs],
         "extraPaths": [str(ROOT)],
@@ -62,14 +71,13 @@ def pyright(programs: Sequence[Path]) -> Found:
     return result
 
 
-CHECKERS = {"mypy": cache(mypy), "pyright": cache(pyright)}
-"""Each is asked about all programs of a folder at once: its start is most of what it costs."""
+CHECKERS = {"mypy": mypy, "pyright": pyright}
 
 
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_good_programs_pass(checker: str) -> None:
     assert len(GOOD) >= 2
-    assert CHECKERS[checker](GOOD) == {}
+    assert not CHECKERS[checker]().keys() & set(GOOD)
 
 
 @pytest.mark.parametrize("checker", CHECKERS)
@@ -78,6 +86,6 @@ def test_exactly_the_wrong_lines_are_found(program: Path, checker: str) -> None:
     lines = program.read_text().splitlines()
     wrong = {number for number, line in enumerate(lines, 1) if line.endswith("# error")}
     assert len(wrong) > 20
-    result = CHECKERS[checker](BAD)
-    assert result.keys() == set(BAD)
+    result = CHECKERS[checker]()
+    assert result.keys() >= set(BAD)
     assert result[program] == wrong
