@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from contrib.forking import Forking
 from support.daemon import Daemon
 from support.frameworks import need
-from support.waiting import WAIT_S, comes, soon
+from support.waiting import comes, soon
 from tickwheel import Client
 
 need("django")
@@ -73,6 +74,19 @@ FILES = {
 }
 
 
+FORKING = Forking(
+    "django.core.management", "django.core.management.commands.check",
+    "django.core.management.commands.shell", "django.db.backends.sqlite3.base",
+    "tickwheel.contrib.django", "tickwheel.sync",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forking() -> Iterator[None]:
+    yield
+    FORKING.close()
+
+
 class Project:
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
@@ -99,9 +113,8 @@ class Project:
         )  # fmt: skip
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
-        process = self.start(*arguments)
-        out, err = process.communicate(timeout=WAIT_S * 2)
-        return process.returncode, out, err
+        code = (self.folder / "manage.py").read_text()
+        return FORKING.run(code, *arguments, env=self.env, cwd=self.folder)
 
     def shell(self, program: str) -> str:
         """What a program prints that runs in the project."""

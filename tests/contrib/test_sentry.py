@@ -8,13 +8,14 @@ from __future__ import annotations
 import base64
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from contrib.forking import Forking
 from support.frameworks import need
-from support.waiting import WAIT_S
 
 need("sentry_sdk")
 
@@ -98,19 +99,24 @@ print(json.dumps(sent))
 """
 INIT = "integrations=[TickwheelIntegration()]"
 SECRET = "SECRET-of-a-body"
+FORKING = Forking("asyncio", "sentry_sdk", "tickwheel.contrib.sentry", "tickwheel.testing")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forking() -> Iterator[None]:
+    yield
+    FORKING.close()
 
 
 def sent(*tasks: dict[str, str], init: str = INIT, **env: str) -> list[tuple[str, Any]]:
     program = PROGRAM.replace("{handler}", "handle(delivery)").replace("{init}", init)
     program = program.replace("{{", "{").replace("}}", "}")
-    done = subprocess.run(
-        [sys.executable, "-c", program],  # not as arguments: those are sent
-        input=json.dumps(tasks),
+    code, out, err = FORKING.run(  # not as arguments: those are sent
+        program, stdin=json.dumps(tasks), cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), **env},
-        capture_output=True, text=True, check=False, timeout=WAIT_S * 2,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    answer: list[tuple[str, Any]] = json.loads(done.stdout)
+    assert code == 0, err
+    answer: list[tuple[str, Any]] = json.loads(out)
     return answer
 
 
