@@ -13,7 +13,6 @@ import asyncpg
 import pytest
 
 from support.postgresql import PostgresServer
-from tickwheel.client.wire import NumberedClient
 from tickwheel.inbox import open_inbox
 from tickwheel.inbox.taker import Taker
 from tickwheel.waiting import cancel_all
@@ -51,11 +50,7 @@ class Taking:
         self.start()
 
     def start(self) -> None:
-        self.taker = Taker(
-            open_inbox(self._inbox),
-            lambda session: NumberedClient(self._url, session),
-            **self.options,
-        )
+        self.taker = Taker(open_inbox(self._inbox), self._url, **self.options)
         self._task = asyncio.create_task(self.taker.run())
 
     async def kill(self) -> None:

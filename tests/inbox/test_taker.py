@@ -420,8 +420,7 @@ async def test_a_taker_that_waits_for_another_has_no_trouble(
     waiting.open.side_effect = [InboxTrouble("the database is away"), None]
     asked = asyncio.Event()
     waiting.lead.side_effect = lambda: asked.set()
-    never: Any = None
-    second = taker.Taker(waiting, never)
+    second = taker.Taker(waiting, None)
     running = asyncio.create_task(second.run())
     await soon(asked.wait())
     await comes(lambda: second.trouble is None, 10)
@@ -869,8 +868,7 @@ async def test_a_taker_ends_although_its_driver_loses_the_cancellation() -> None
             pass
 
     losing: Any = Losing()
-    never: Any = None
-    running = asyncio.create_task(taker.Taker(losing, never).run())
+    running = asyncio.create_task(taker.Taker(losing, None).run())
     await asyncio.sleep(0)  # real time: none
     running.cancel()
     await asyncio.wait([running], timeout=WAIT_S)

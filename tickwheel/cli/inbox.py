@@ -12,7 +12,6 @@ from typing import Annotated
 
 from tickwheel.cli.call import Call, offline
 from tickwheel.cli.options import argument, flag, option
-from tickwheel.client.wire import NumberedClient
 from tickwheel.errors import BadRequest, shown
 
 
@@ -38,14 +37,11 @@ async def run(
     from tickwheel.inbox import open_inbox
     from tickwheel.inbox.taker import DECISIONS, Taker
 
-    def connect(session: bytes) -> NumberedClient:
-        return NumberedClient(call.url, session, token=call.token, name="tickwheel-inbox")
-
     if uncertain not in DECISIONS:
         raise BadRequest(f"uncertain must be {', '.join(DECISIONS)}, not {shown(uncertain)}")
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
     inbox = open_inbox(database)
-    taker = Taker(inbox, connect, uncertain=uncertain)
+    taker = Taker(inbox, call.url, call.token, uncertain=uncertain)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         with suppress(NotImplementedError):

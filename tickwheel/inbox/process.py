@@ -15,7 +15,6 @@ import os
 import sys
 from typing import Any, Final, TextIO
 
-from tickwheel.client.wire import NumberedClient
 from tickwheel.errors import TickwheelError
 from tickwheel.inbox import open_inbox
 from tickwheel.inbox.taker import Taker
@@ -48,12 +47,8 @@ async def run(out: TextIO) -> int:
     if not first:
         return 0
     config = json.loads(first)
-
-    def connect(session: bytes) -> NumberedClient:
-        return NumberedClient(config["url"], session, token=config["token"], name="tickwheel-inbox")
-
     try:
-        taker = Taker(open_inbox(config["inbox"]), connect)
+        taker = Taker(open_inbox(config["inbox"]), config["url"], config["token"])
         working = asyncio.create_task(taker.run())
         reporting = asyncio.create_task(report_forever(taker, out))
         reading = asyncio.create_task(reader.readline())

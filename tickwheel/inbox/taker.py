@@ -18,8 +18,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -78,16 +78,11 @@ class Taker:
     """Takes rows from an inbox until ``stop``. Any number of takers can run; one of them works."""
 
     def __init__(
-        self,
-        inbox: Inbox,
-        connect: Callable[[bytes], NumberedClient],
-        *,
-        uncertain: str = "stop",
+        self, inbox: Inbox, url: str | None, token: str | None = None, *, uncertain: str = "stop"
     ) -> None:
-        """``connect`` returns a client with this session; ``uncertain`` is one of
-        ``DECISIONS``."""
+        """``url`` and ``token`` are those of a client; ``uncertain`` is one of ``DECISIONS``."""
         self._inbox = inbox
-        self._connect = connect
+        self._url, self._token = url, token
         self._uncertain = uncertain
         self._stopping = asyncio.Event()
         self._offset_ms = 0
@@ -170,9 +165,7 @@ class Taker:
         if batch is not None:
             await self._repeat(batch)
         self._session, self._number = os.urandom(SESSION_BYTES), 0
-        client = self._connect(self._session)
-        try:
-            await self._begin(client)
+        async with self._connected(self._session) as client:
             pause_s = POLL_S
             while self._goes_on():
                 rows = await inbox.read()
@@ -184,15 +177,20 @@ class Taker:
                     pause_s = min(POLL_MAX_S, pause_s * POLL_GROWTH)
                 await self._look_after()
             await inbox.note_idle()
+
+    @asynccontextmanager
+    async def _connected(self, session: bytes) -> AsyncIterator[NumberedClient]:
+        """Yield a client with this session."""
+        client = NumberedClient(self._url, session, token=self._token, name="tickwheel-inbox")
+        try:
+            await self._until_stopped(client.connect())
+            self._shards = await client.count_shards()
+            await self._inbox.announce(client.limits)
+            await self._compare_clocks()
+            self._report(None)
+            yield client
         finally:
             await client.close(0.0)  # without BYE, so that the session stays known
-
-    async def _begin(self, client: NumberedClient) -> None:
-        await self._until_stopped(client.connect())
-        self._shards = await client.count_shards()
-        await self._inbox.announce(client.limits)
-        await self._compare_clocks()
-        self._report(None)
 
     async def _look_after(self) -> None:
         now_s = time.monotonic()
@@ -211,9 +209,7 @@ class Taker:
     async def _repeat(self, batch: Batch) -> None:
         """Send the batch of an earlier taker again, in its session. If the daemon has stored it, it
         answers so."""
-        client = self._connect(batch.session)
-        try:
-            await self._begin(client)
+        async with self._connected(batch.session) as client:
             reason = None
             if batch.age_s > MEMORY_S:
                 reason = f"they were sent {batch.age_s / 3600:.0f} h ago"
@@ -224,8 +220,6 @@ class Taker:
                 self._inbox.confirm()
             else:
                 await self._finish(client, batch)
-        finally:
-            await client.close(0.0)
 
     def _skips(self, batch: Batch, reason: str) -> bool:
         """Return whether to skip a batch whose outcome is uncertain. Raise Conflict if nobody has
