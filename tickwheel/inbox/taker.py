@@ -259,16 +259,11 @@ class Taker:
             for row, error in refused.values():
                 await self._refuse(row, error)
             rows = [row for row in batch.rows if row.id not in refused]
-            sendable = replace(batch, rows=rows)
             failed: list[Row] = []
-            failure: TickwheelError | None = None
             if rows and rows[0].verb == "enqueue":
-                failed, failure = await self._enqueue(client, sendable)
+                failed = await self._enqueue(client, replace(batch, rows=rows))
             elif rows:
-                failed = await self._command(client, sendable)
-            if failure is not None and len(rows) == 1:
-                await self._refuse(rows[0], failure)
-                failed = []
+                await self._command(client, rows, batch.offset_ms)
             waiting = [*failed, *batch.rest]
             if not waiting:
                 break
@@ -296,11 +291,9 @@ class Taker:
         self._refusals_left -= 1
         self.refused += 1
 
-    async def _enqueue(
-        self, client: NumberedClient, batch: Batch
-    ) -> tuple[list[Row], TickwheelError | None]:
-        """Send tasks. Return those that the daemon has certainly not stored, and its first error.
-        Raise InboxTrouble if this process stops first."""
+    async def _enqueue(self, client: NumberedClient, batch: Batch) -> list[Row]:
+        """Send tasks. Refuse a sole task that the daemon refuses; of several, return those that it
+        has certainly not stored. Raise InboxTrouble if this process stops first."""
         tasks = [_wire(row, batch.offset_ms) for row in batch.rows]
         while True:
             sending = client.put_numbered(batch.number, tasks)
@@ -316,18 +309,19 @@ class Taker:
                 for _, error in errors:
                     _check_refusal(error)
                 self._report(None)
-                return [row for row, _ in errors], errors[0][1] if errors else None
+                if errors and len(tasks) == 1:
+                    await self._refuse(*errors[0])
+                    return []
+                return [row for row, _ in errors]
             await self._pause(_text(temporary))
             is_certain = all(isinstance(error, (Overloaded, *REFUSALS)) for _, error in errors)
-            if is_certain and len(batch.rows) > 1:
-                return [row for row, _ in errors], None  # there may be room for some of them
+            if is_certain and len(tasks) > 1:
+                return [row for row, _ in errors]  # there may be room for some of them
 
-    async def _command(self, client: NumberedClient, batch: Batch) -> list[Row]:
-        """Cancel, reschedule or acknowledge tasks. Return the rows that are to be repeated:
-        none."""
-        rows = list(batch.rows)
+    async def _command(self, client: NumberedClient, rows: Sequence[Row], offset_ms: int) -> None:
+        """Cancel, reschedule or acknowledge tasks."""
         while rows:
-            calls = (_call(client, row, batch.offset_ms) for row in rows)
+            calls = (_call(client, row, offset_ms) for row in rows)
             ends = await self._until_stopped(asyncio.gather(*calls, return_exceptions=True))
             again, temporary = [], None
             for row, end in zip(rows, ends, strict=True):
@@ -345,7 +339,6 @@ class Taker:
             if temporary is not None:
                 await self._pause(_text(temporary))
         self._report(None)
-        return []
 
     async def _pause(self, trouble: str, wait_s: float = AGAIN_S) -> None:
         """Wait before a request is repeated. Raise InboxTrouble if this process stops."""
