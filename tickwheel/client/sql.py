@@ -81,16 +81,14 @@ def ack_command(topic: str, group: str, epoch: int, task_id: int, attempt: int) 
 
 
 def _selection(task_id: int | None, topic: str | None, key: str | None) -> str:
-    if (task_id is None) != (topic is not None and key is not None):
+    if (topic is None) != (key is None) or (task_id is None) == (topic is None):
         raise BadRequest("select tasks either by task_id or by topic and key")
-    if task_id is not None:
-        if type(task_id) is not int or not 0 <= task_id < 2**63:
-            raise BadRequest(f"task_id must be an integer from 0 to 2^63 - 1, not {shown(task_id)}")
-        if topic is not None or key is not None:
-            raise BadRequest("select tasks either by task_id or by topic and key")
-        return json.dumps({"id": task_id})
-    _CHECKER.check(Task(str(topic), b"", key=key))
-    return json.dumps({"key": key})
+    if task_id is None:
+        _CHECKER.check(Task(str(topic), b"", key=key))
+        return json.dumps({"key": key})
+    if type(task_id) is not int or not 0 <= task_id < 2**63:
+        raise BadRequest(f"task_id must be an integer from 0 to 2^63 - 1, not {shown(task_id)}")
+    return json.dumps({"id": task_id})
 
 
 def enqueue(connection: Any, task: Task, *, schema: str = SCHEMA) -> Any:
