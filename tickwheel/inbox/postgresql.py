@@ -154,20 +154,13 @@ class PostgresInbox(Inbox):
             self._connection = await asyncpg.connect(
                 self._dsn, timeout=CONNECT_S, command_timeout=COMMAND_S, server_settings=SESSION
             )
-        foreign = await self._value("foreign_settings", list(SESSION), list(SESSION.values()))
-        if foreign:
-            raise InboxTrouble(
-                f"{self.label}: it is reached through a pooler (PgBouncer?) that does not pass"
-                f" startup parameters on ({foreign}); name PostgreSQL itself"
-            )
-        await self._value("be_durable")
-        layout = await self._layout()
-        return await self._lay_out("postgresql", layout, LAYOUT, self._schema, dry_run=dry_run)
-
-    async def _layout(self) -> int:
-        """Return the layout of the schema; 0: it has no tables. Raise InboxTrouble if the inbox
-        cannot be used."""
-        async with _troubles(self.label):
+            foreign = await self._value("foreign_settings", list(SESSION), list(SESSION.values()))
+            if foreign:
+                raise InboxTrouble(
+                    f"{self.label}: it is reached through a pooler (PgBouncer?) that does not pass"
+                    f" startup parameters on ({foreign}); name PostgreSQL itself"
+                )
+            await self._value("be_durable")
             facts = await self._connection.fetchrow(self._sql["facts"])
         is_standby, encoding, version, has_tables = facts
         if is_standby:
@@ -176,7 +169,8 @@ class PostgresInbox(Inbox):
             raise InboxTrouble(f"{self.label}: the encoding must be UTF8, not {encoding}")
         if version < 140_000:
             raise InboxTrouble(f"{self.label}: version 14 or later is needed, not {version}")
-        return int(await self._value("layout")) if has_tables else 0
+        layout = int(await self._value("layout")) if has_tables else 0
+        return await self._lay_out("postgresql", layout, LAYOUT, self._schema, dry_run=dry_run)
 
     async def _execute(self, steps: Sequence[str]) -> None:
         script = "\n".join(steps) or postgresql_sql(self._schema)
@@ -242,7 +236,7 @@ class PostgresInbox(Inbox):
     def _become(self, base: Base, target: str | None, after: int, *, is_whole: bool) -> None:
         self._base, self._target, self._after = base, target, after
         self._newest = target or base.snapshot
-        self._buffer, self._is_whole, self._recorded = [], is_whole, None
+        self._buffer, self._is_whole, self._recorded, self._is_noted = [], is_whole, None, True
 
     async def _restore(self, last: Any) -> Batch | None:
         """Continue after the last record. Return its batch if it has rows."""
@@ -251,23 +245,18 @@ class PostgresInbox(Inbox):
         base = Base(last["snapshot"], last["bound"], last["floor"])
         following = Base(last["target"], last["next_bound"], last["next_floor"])
         self._last_id = last["next_floor"]
-        if not last["rows"]:
-            if last["is_last"]:
-                self._become(following, None, 0, is_whole=True)
-            else:
-                self._become(base, last["target"], last["after_id"], is_whole=False)
-            self._is_noted = True
+        if last["is_last"] and not last["rows"]:
+            self._become(following, None, 0, is_whole=True)
             return None
+        after, until, is_last = last["after_id"], last["until_id"], last["is_last"]
+        self._become(base, last["target"], after, is_whole=is_last)
+        if not last["rows"]:
+            return None
+        self._following = following if is_last else None
         rows: list[Row] = []
-        while not rows or rows[-1].id < last["until_id"]:
-            after = rows[-1].id if rows else last["after_id"]
-            more, _, _ = await self._fetch(base, last["target"], after)
-            if not more:
-                break
-            rows += more
-        rows = [row for row in rows if row.id <= last["until_id"]]
-        self._become(base, last["target"], last["after_id"], is_whole=last["is_last"])
-        self._following = following if last["is_last"] else None
+        while after < until and (more := (await self._fetch(after))[0]):
+            rows += (row for row in more if row.id <= until)
+            after = more[-1].id
         return self._resume(last, rows, last["age_s"])
 
     async def _realign(self) -> None:
@@ -280,16 +269,14 @@ class PostgresInbox(Inbox):
             values = (b"", 0, *self._base, before, 0, 0, True, bound, self._last_id)
             await self._insert((*values, 0, None, None, 0, 1))
         self._become(Base(before, bound, self._last_id), None, 0, is_whole=True)
-        self._is_moved, self._is_noted = False, True
+        self._is_moved = False
 
     # --- rows ------------------------------------------------------------------------------------
 
-    async def _fetch(
-        self, base: Base, target: str | None, after: int
-    ) -> tuple[list[Row], str, bool]:
+    async def _fetch(self, after: int) -> tuple[list[Row], str, bool]:
         """Return new rows, the current snapshot, and whether these are all new rows."""
         records = await self._connection.fetch(
-            self._sql["read"], *base, after, target, ROWS_MAX + 1, BYTES_MAX
+            self._sql["read"], *self._base, after, self._target, ROWS_MAX + 1, BYTES_MAX
         )
         first = records[0]
         if not self._is_moved:  # otherwise rows written since the restore have ids up to this one
@@ -307,7 +294,7 @@ class PostgresInbox(Inbox):
             async with _troubles(self.label):
                 if self._is_moved and self._target is None:
                     await self._realign()
-                rows, snapshot, is_whole = await self._fetch(self._base, self._target, self._after)
+                rows, snapshot, is_whole = await self._fetch(self._after)
             if not rows and self._target is not None:
                 raise InboxTrouble(f"{self.label}: rows that were not taken have vanished")
             self._buffer, self._is_whole = rows, is_whole
