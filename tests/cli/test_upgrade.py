@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tickwheel.cli.app import run
-from tickwheel.inbox import schema
+from tickwheel.inbox import contract, schema
 from tickwheel.inbox import sqlite as inbox
 from tickwheel.persistence.sqlite import database
 
@@ -29,7 +29,7 @@ def later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sqlite-upgrade-2.sql").write_text(sql)
     monkeypatch.setattr(database, "LAYOUT", 2)
     monkeypatch.setattr(database, "UPGRADES", {1: (STEP,)})
-    monkeypatch.setattr(schema, "FOLDER", tmp_path)
+    monkeypatch.setattr(contract, "FOLDER", tmp_path)
     monkeypatch.setattr(inbox, "LAYOUT", 2)
 
 

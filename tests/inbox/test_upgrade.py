@@ -8,7 +8,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from tickwheel.inbox import open_inbox, postgresql, schema, sqlite
+from tickwheel.inbox import contract, open_inbox, postgresql, sqlite
 from tickwheel.inbox.contract import InboxTrouble
 
 UPGRADE = {
@@ -37,7 +37,7 @@ def layout_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., N
     def begin(sql: str = "") -> None:
         for kind, script in UPGRADE.items():
             (tmp_path / f"{kind}-upgrade-2.sql").write_text(f"{script}\n{sql}\n")
-        monkeypatch.setattr(schema, "FOLDER", tmp_path)
+        monkeypatch.setattr(contract, "FOLDER", tmp_path)
         for module in (postgresql, sqlite):
             monkeypatch.setattr(module, "LAYOUT", 2)
 

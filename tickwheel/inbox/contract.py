@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from tickwheel.client.sql import SCHEMA
-from tickwheel.inbox.schema import upgrade_sql
+from tickwheel.inbox.schema import FOLDER, in_schema
 from tickwheel.limits import Limits
 from tickwheel.model.values import members
-from tickwheel.upgrades import Upgrade
+from tickwheel.upgrades import Upgrade, sql_steps
 
 ROWS_MAX: Final = 1_000
 """Maximum rows of a batch."""
@@ -124,7 +124,8 @@ class Inbox(ABC):
             raise InboxTrouble(
                 f"{self.label}: the layout is {layout}; this version supports {needed}"
             )
-        steps = upgrade_sql(kind, layout, needed, schema)
+        steps = sql_steps(FOLDER, layout, needed, f"{kind}-")
+        steps = tuple(in_schema(step, schema) for step in steps)
         if steps and not dry_run and not await self.lead():
             raise InboxTrouble(
                 f"{self.label}: layout {layout} cannot be upgraded to {needed} while a taker of an"

@@ -6,7 +6,6 @@ import re
 from importlib.resources import files
 
 from tickwheel.client.sql import SCHEMA, check_schema
-from tickwheel.upgrades import sql_steps
 
 FOLDER = files("tickwheel.inbox")
 
@@ -30,10 +29,3 @@ def postgresql_sql(schema: str = SCHEMA) -> str:
 def sqlite_sql() -> str:
     """Return the statements for SQLite."""
     return FOLDER.joinpath("sqlite.sql").read_text()
-
-
-def upgrade_sql(kind: str, layout: int, needed: int, schema: str = SCHEMA) -> tuple[str, ...]:
-    """Return the statements that upgrade an inbox with this layout, in one transaction. ``kind``:
-    postgresql or sqlite."""
-    steps = sql_steps(FOLDER, layout, needed, f"{kind}-")
-    return tuple(in_schema(step, schema) for step in steps)
