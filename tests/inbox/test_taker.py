@@ -32,6 +32,7 @@ from tickwheel.inbox import sqlite as sqlite_inbox
 from tickwheel.inbox.contract import Batch, InboxTrouble
 from tickwheel.inbox.postgresql import SESSION, PostgresInbox
 from tickwheel.inbox.sqlite import SqliteInbox
+from tickwheel.server import companion
 from tickwheel.server import inbox as server_inbox
 from tickwheel.server.settings import load
 
@@ -602,7 +603,7 @@ async def test_a_daemon_takes_tasks_while_it_leads(
 
 async def test_a_standby_does_not_wait_for_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     command = sys.executable, "-c", "import sys; sys.stdin.read()"
-    monkeypatch.setattr(server_inbox, "COMMAND", command)
+    monkeypatch.setattr(companion, "PYTHON", command)
     logins: Any = SimpleNamespace(companions={})
     roles: Any = SimpleNamespace(on_event=lambda name, text: None)
     never: Any = None

@@ -41,7 +41,7 @@ async def test_requests_to_the_outbound_process_are_limited(
 ) -> None:
     """The process does not answer, as if its endpoint hung."""
     command = sys.executable, "-c", "import sys; sys.stdin.read()"
-    monkeypatch.setattr(module, "COMMAND", command)
+    monkeypatch.setattr(companion, "PYTHON", command)
     monkeypatch.setattr(module, "ASKED_MAX", 2)
     made = serving([])
     try:
@@ -65,7 +65,7 @@ async def test_an_outbound_process_ending_mid_line_is_restarted(
     monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
     """As one does that is killed while it writes."""
-    monkeypatch.setattr(module, "COMMAND", (sys.executable, "-c", f"print({said!r}, end='')"))
+    monkeypatch.setattr(companion, "PYTHON", (sys.executable, "-c", f"print({said!r}, end='')"))
     monkeypatch.setattr(companion, "RESTART_S", 0.001)
     events: list[str] = []
     made = serving(events)
@@ -91,7 +91,7 @@ async def test_a_stop_ends_all_outbound_processes(
 
     monkeypatch.setattr(companion, "start_process", noting)
     command = sys.executable, "-c", f"import sys\n{said}\nsys.stdin.read()"
-    monkeypatch.setattr(module, "COMMAND", command)
+    monkeypatch.setattr(companion, "PYTHON", command)
     events: list[str] = []
     made = serving(events)
     try:

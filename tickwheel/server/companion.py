@@ -12,7 +12,9 @@ import asyncio
 import contextlib
 import json
 import secrets
+import sys
 from abc import ABC, abstractmethod
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from tickwheel.history.daemon import kill, start_process
@@ -20,12 +22,13 @@ from tickwheel.server.settings import local_host, split_address
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from tickwheel.server.access.logins import Logins
     from tickwheel.server.roles import Roles
     from tickwheel.server.shard.callers import Principal
 
+PYTHON: Final = (sys.executable, "-m")
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 RESTART_S: Final = 0.2
 RESTART_MAX_S: Final = 5.0
@@ -49,8 +52,8 @@ class Companion(ABC):
         url: Callable[[], str | None],
         connection: Callable[[], asyncio.Protocol],
     ) -> None:
-        """``name`` is the beginning of log events. ``url`` returns the daemon's address;
-        ``connection`` creates a protocol for the daemon's port."""
+        """``name`` is the package of the process, and the beginning of log events. ``url`` returns
+        the daemon's address; ``connection`` creates a protocol for the daemon's port."""
         self._name = name
         self._principal = principal
         self._logins = logins
@@ -64,25 +67,20 @@ class Companion(ABC):
         self._endings: set[asyncio.Task[None]] = set()
         """Tasks that wait for the end of killed processes."""
         self._process: Process | None = None
+        self._totals: Counter[str] = Counter()
+        """Counts of all processes since the start."""
         self.restarts = 0
 
     # --- for subclasses --------------------------------------------------------------------------
 
     @abstractmethod
-    def _command(self) -> Sequence[str]:
-        """Return the command of the process."""
-
-    @abstractmethod
-    def _config(self) -> dict[str, Any]:
-        """Return the fields of the first line besides ``url`` and ``token``."""
+    def _greet(self, login: Mapping[str, str]) -> None:
+        """Write the first lines to a process that has just started. The first one has ``login``:
+        its ``url`` and ``token``."""
 
     @abstractmethod
     def _handle_line(self, line: Mapping[str, Any]) -> None:
         """Handle a line of the process."""
-
-    @abstractmethod
-    def _started(self) -> None:
-        """Write further lines to a process that has just started."""
 
     @abstractmethod
     def _ended(self, reason: str) -> None:
@@ -146,11 +144,11 @@ class Companion(ABC):
         ValueError for invalid output."""
         url, secret = await self._address(), secrets.token_urlsafe(32)
         self._logins.companions[self._principal] = secret.encode()
-        process = await start_process(self._command(), answers=True, line_bytes_max=LINE_BYTES_MAX)
+        command = (*PYTHON, f"tickwheel.{self._name}.process")
+        process = await start_process(command, answers=True, line_bytes_max=LINE_BYTES_MAX)
         try:
             self._process = process
-            self._write({"url": url, "token": secret, **self._config()})
-            self._started()
+            self._greet({"url": url, "token": secret})
             assert process.stdout is not None
             async for line in process.stdout:
                 self._handle_line(json.loads(line))
@@ -178,6 +176,10 @@ class Companion(ABC):
         process = self._process
         if process is not None and process.stdin is not None and not process.stdin.is_closing():
             process.stdin.write(json.dumps(line).encode() + b"\n")
+
+    def total(self, name: str) -> int:
+        """Return one of the counts since the daemon started, for metrics."""
+        return self._totals[name]
 
 
 async def _wait_until_ended(process: Process) -> None:

@@ -3,7 +3,6 @@ daemon leads. It is the setting ``inbox`` that has the URL of the inbox."""
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from tickwheel.server.companion import Companion
@@ -11,12 +10,11 @@ from tickwheel.server.shard.callers import INBOX
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from tickwheel.server.access.logins import Logins
     from tickwheel.server.roles import Roles
 
-COMMAND: Final = (sys.executable, "-m", "tickwheel.inbox.process")
 TOTALS: Final = ("taken", "refused")
 
 
@@ -36,19 +34,14 @@ class InboxProcess(Companion):
         super().__init__("inbox", INBOX, logins, roles, url=url, connection=connection)
         self._inbox = inbox
         self._state: dict[str, Any] = {}
-        self._totals = dict.fromkeys(TOTALS, 0)
-        """Counts of all processes since the start."""
 
     def serve(self) -> None:
         """Begin to take tasks."""
         self._is_wanted = True
         self._begin()
 
-    def _command(self) -> Sequence[str]:
-        return COMMAND
-
-    def _config(self) -> dict[str, Any]:
-        return {"inbox": self._inbox}
+    def _greet(self, login: Mapping[str, str]) -> None:
+        self._write({**login, "inbox": self._inbox})
 
     def _handle_line(self, line: Mapping[str, Any]) -> None:
         if "failed" in line:
@@ -63,17 +56,10 @@ class InboxProcess(Companion):
             event = "inbox_works_again" if after is None else "inbox_trouble"
             self._roles.on_event(event, after or "rows are taken")
 
-    def _started(self) -> None:
-        pass  # the first line says everything
-
     def _ended(self, reason: str) -> None:
         self._state = {}
 
     # --- for metrics -----------------------------------------------------------------------------
-
-    def total(self, name: str) -> int:
-        """Return how many rows were ``taken`` or ``refused`` since the daemon started."""
-        return self._totals[name]
 
     @property
     def delay_s(self) -> float:

@@ -8,7 +8,6 @@ standard input.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import Counter
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +18,7 @@ from tickwheel.server.companion import Companion
 from tickwheel.server.shard.callers import OUTBOUND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from tickwheel.server.access.logins import Logins
     from tickwheel.server.roles import Roles
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.operations import Operations
     from tickwheel.server.shard.shard import Shard
 
-COMMAND: Final = (sys.executable, "-m", "tickwheel.outbound.process")
 ANSWER_S: Final = 60.0
 """Seconds to wait for an answer of the process."""
 ASKED_MAX: Final = 64
@@ -61,8 +59,6 @@ class Outbound(Companion):
         self._states: dict[tuple[str, str], dict[str, Any]] = {}
         self._questions: dict[int, tuple[Mapping[str, Any], asyncio.Future[dict[str, Any]]]] = {}
         """Unanswered questions, each with the future of its answer."""
-        self._totals = dict.fromkeys(TOTALS, 0)
-        """Counts of all targets and processes since the start, including removed targets."""
         self._state_counts: Counter[str] = Counter()
         """Number of targets in each state."""
 
@@ -148,11 +144,6 @@ class Outbound(Companion):
 
     # --- for metrics -----------------------------------------------------------------------------
 
-    def total(self, name: str) -> int:
-        """Return how many attempts of all targets were ``sent``, ``acked`` or ``failed`` since the
-        daemon started."""
-        return self._totals[name]
-
     def count(self, state: str) -> int:
         """Return the number of targets in a state, or of all targets for ""."""
         shard = self._shard
@@ -165,13 +156,9 @@ class Outbound(Companion):
 
     # --- the process -----------------------------------------------------------------------------
 
-    def _command(self) -> Sequence[str]:
-        return COMMAND
-
-    def _config(self) -> dict[str, Any]:
-        return {"allow": self._settings.push_networks, "callbacks": self.callback_url}
-
-    def _started(self) -> None:
+    def _greet(self, login: Mapping[str, str]) -> None:
+        config = {"allow": self._settings.push_networks, "callbacks": self.callback_url}
+        self._write({**login, **config})
         self.changed()
         for question, _ in self._questions.values():
             self._write(question)
