@@ -255,12 +255,6 @@ def possible(ids: Iterable[int]) -> list[int]:
 # --- copies --------------------------------------------------------------------------------------
 
 
-def copies(names: Iterable[str], shard: int, source: int, target: int, **more: int) -> list[str]:
-    """Return the statements with these names, which copy what counts in a part or a generation."""
-    at, to = f"{shard}_{source}", f"{shard}_{target}"
-    return [SQL[name].format(at=at, to=to, **more) for name in names]
-
-
 def _later(tables: Sequence[str], shard: int, source: int, target: int) -> str:
     return "".join(
         SQL["copy_later"].format(table=table, shard=shard, source=source, target=target)

@@ -17,7 +17,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager, suppress
-from itertools import pairwise
+from functools import reduce
+from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 from tickwheel import failpoints
@@ -29,7 +30,6 @@ from tickwheel.persistence.postgresql.layout import (
     SQL,
     Filling,
     Parts,
-    copies,
     switch_generation,
     switch_parts,
 )
@@ -114,7 +114,7 @@ class Upkeep:
         async with self._lock:
             await self._drop()
             await self._count()
-            if self._is_full(writer.parts.numbers[-1]):
+            if self._is_full():
                 await self._begin_part()
             sources = self._wasteful()
             if sources:
@@ -175,9 +175,9 @@ class Upkeep:
         """Number of rows that are worth no copy."""
         return self._options.part_rows * 2 // 5
 
-    def _is_full(self, number: int) -> bool:
+    def _is_full(self) -> bool:
         """Return whether new tasks should go to a new part."""
-        filling, rows_max = self._of(number), self._part_rows()
+        filling, rows_max = self._of(self._writer.parts.numbers[-1]), self._part_rows()
         return (
             filling.rows >= rows_max
             or filling.notes >= WASTE_FACTOR * rows_max
@@ -205,13 +205,11 @@ class Upkeep:
         """Return the part at ``index`` with neighbours that fit into one part with it, or only with
         empty ones if it is empty."""
         start, stop = index, index + 1
-        counting = self._of(numbers[index]).counting
-        rows_max = self._part_rows() // 2 if counting else 0
-        while start > 0 and counting + self._of(numbers[start - 1]).counting <= rows_max:
+        counts = [self._of(number).counting for number in numbers]
+        rows_max = self._part_rows() // 2 if counts[index] else 0
+        while start > 0 and sum(counts[start - 1 : stop]) <= rows_max:
             start -= 1
-            counting += self._of(numbers[start]).counting
-        while stop < len(numbers) and counting + self._of(numbers[stop]).counting <= rows_max:
-            counting += self._of(numbers[stop]).counting
+        while stop < len(numbers) and sum(counts[start : stop + 1]) <= rows_max:
             stop += 1
         return list(numbers[start:stop])
 
@@ -233,20 +231,18 @@ class Upkeep:
     async def _copy_parts(self, sources: list[int]) -> None:
         writer, shard = self._writer, self._options.shard
         parts, fence, target = writer.parts, writer.fence, await next_number(self._link)
-        before = [self._of(number) for number in sources]
+        before = reduce(Filling.plus, map(self._of, sources))
         self._drops.update((target, *sources))
-        names = "copy_tasks", "copy_notes"
-        statements = [copy for source in sources for copy in copies(names, shard, source, target)]
-        batch = await self._copy(parts, SQL["part_tables"].format(at=self._at(target)), statements)
+        names = "part_tables", "copy_tasks", "copy_notes"
+        batch = await self._copy(parts, sources, target, *names)
         copied = await self._filling(target)
         is_empty = not copied.rows and not copied.notes
         low = parts.lows[parts.numbers.index(sources[0])]
         failpoints.hit("postgresql.copied")
         async with self._settled():
-            now = [self._of(number) for number in sources]
-            is_over = [(one.rows, one.notes - one.passed) for one in now] == [
-                (one.rows, one.notes - one.passed) for one in before
-            ]
+            now = reduce(Filling.plus, map(self._of, sources))
+            notes, passed = now.notes - before.notes, now.passed - before.passed
+            is_over = now.rows == before.rows and notes == passed
             if (writer.parts, writer.fence) != (parts, fence) or (is_empty and not is_over):
                 return
             statement = switch_parts(shard, sources, None if is_empty else target, low)
@@ -255,10 +251,7 @@ class Upkeep:
             for number in sources:
                 writer.fillings.pop(number, None)
             if not is_empty:
-                for then, since in zip(before, now, strict=True):
-                    notes, passed = since.notes - then.notes, since.passed - then.passed
-                    copied = copied.plus(Filling(0, 0, notes, passed))
-                writer.fillings[target] = copied
+                writer.fillings[target] = copied.plus(Filling(0, 0, notes, passed))
                 self._counted.add(target)
         self._counted.difference_update(sources)
 
@@ -267,10 +260,8 @@ class Upkeep:
         parts, fence, target = writer.parts, writer.fence, await next_number(self._link)
         source = parts.generation
         self._drops.update((target, source))
-        names, endings_max = ("copy_records", "copy_journal"), self._options.endings_max
-        statements = copies(names, shard, source, target, endings_max=endings_max)
-        tables = SQL["generation_tables"].format(at=self._at(target))
-        batch = await self._copy(parts, tables, statements)
+        names = "generation_tables", "copy_records", "copy_journal"
+        batch = await self._copy(parts, [source], target, *names)
         async with self._settled():
             statement = switch_generation(shard, source, target)
             is_same = (writer.parts, writer.fence) == (parts, fence)
@@ -290,13 +281,16 @@ class Upkeep:
                 raise NoReply(f"{options.name}: its upkeep reaches another server than its writer")
             yield
 
-    async def _copy(self, parts: Parts, tables: str, statements: Sequence[str]) -> int:
-        """Create tables, and copy rows to them in a transaction with one snapshot. Return the
-        number of its last batch."""
-        link = self._link
-        await link.execute(tables)
+    async def _copy(
+        self, parts: Parts, sources: Sequence[int], target: int, tables: str, *names: str
+    ) -> int:
+        """Create tables, and copy to them what counts in ``sources``, in a transaction with one
+        snapshot. Return the number of its last batch."""
+        link, to, endings_max = self._link, self._at(target), self._options.endings_max
+        await link.execute(SQL[tables].format(at=to))
         async with link.transaction("ISOLATION LEVEL REPEATABLE READ"):
             rows = await link.fetch(SQL["last"].format(at=parts.at))
-            for statement in statements:
+            for at, name in product(map(self._at, sources), names):
+                statement = SQL[name].format(at=at, to=to, endings_max=endings_max)
                 await link.execute(statement, timeout_ms=LONG_CALL_MS)
         return int(rows[0]["last"])
