@@ -204,34 +204,29 @@ class Reader:
 
         async def read(link: Link) -> list[DeadRow]:
             async with self.snapshot(link) as parts:
-                page: list[DeadRow] = []
-                for number in parts.since(after[0]):
-                    page += await _dead_of(
-                        link, f"{parts.shard}_{number}", after, limit - len(page), topic, group
-                    )
-                    if len(page) == limit:
-                        break
-                return page
+                return await _read_dead(link, parts, after, limit, topic, group)
 
         return await self._trying(read)
 
     # --- a start -----------------------------------------------------------------------------
 
     async def small(self) -> SmallState:
-        async def read(link: Link) -> SmallState:
-            async with self.snapshot(link, is_long=True) as parts:
-                return await read_small(link, parts, self._options.endings_max)
+        async with self._long_snapshot() as (link, parts):
+            return await read_small(link, parts, self._options.endings_max)
 
-        return await self._alone(read)
-
-    async def _alone(self, read: Callable[[Link], Awaitable[_T]]) -> _T:
-        """Run a read of whole tables on a connection of its own."""
+    @asynccontextmanager
+    async def _long_snapshot(self) -> AsyncIterator[tuple[Link, Parts]]:
+        """Yield a connection for reads of whole tables, none of which can be dropped before the
+        end, and the tables."""
         while True:
-            parts, link = self._writer.parts, Link(self._options)
+            known, link = self._writer.parts, Link(self._options)
             try:
-                return await read(link)
+                async with self.snapshot(link, is_long=True) as parts:
+                    yield link, parts
+                return
             except (_TablesChanged, ServerTrouble) as error:
-                if not await self._is_outdated(error, parts):
+                # It is outdated only before the tables are locked, so never after the yield.
+                if not await self._is_outdated(error, known):
                     raise _failure(error) from error
             finally:
                 await link.close()
@@ -248,40 +243,28 @@ class Reader:
 
     async def handles(self, chunk: int, now_ms: int, keyed: KeyedTasks) -> AsyncIterator[Handles]:
         """Yield the rows of ``recover_handles``. Add the tasks with a key to ``keyed``."""
-        while True:
-            known, link = self._writer.parts, Link(self._options)
-            try:
-                async with self.snapshot(link, is_long=True) as parts:
-                    async for handles in _handles(link, parts, chunk, now_ms + SOON_MS, keyed):
-                        yield handles
-                return
-            except (_TablesChanged, ServerTrouble) as error:
-                if not await self._is_outdated(error, known):
-                    raise _failure(error) from error
-            finally:
-                link.drop()
+        async with self._long_snapshot() as (link, parts):
+            async for handles in _handles(link, parts, chunk, now_ms + SOON_MS, keyed):
+                yield handles
 
     async def backup(self, path: str) -> int:
         """Write a backup of one snapshot."""
         from tickwheel.persistence.filling import copying, pages
 
-        async def copy(link: Link) -> int:
-            async with (
-                self.snapshot(link, is_long=True) as parts,
-                copying(path, self._writer.identity) as filler,
-            ):
-                small = await read_small(link, parts, self._options.endings_max)
-                await filler.write(Effects(ended=dict(small.outcomes)))
-                await filler.records(small.records)
-                async for page in pages(partial(read_page, link, parts)):
-                    for task in page:
-                        await filler.put(task)
-                ((_, filler.id_mark, filler.position_ms),) = await link.fetch(
-                    SQL["last"].format(at=parts.at)
-                )
-            return await asyncio.to_thread(os.path.getsize, path)
-
-        return await self._alone(copy)
+        async with (
+            self._long_snapshot() as (link, parts),
+            copying(path, self._writer.identity) as filler,
+        ):
+            small = await read_small(link, parts, self._options.endings_max)
+            await filler.write(Effects(ended=dict(small.outcomes)))
+            await filler.records(small.records)
+            async for page in pages(partial(read_page, link, parts)):
+                for task in page:
+                    await filler.put(task)
+            ((_, filler.id_mark, filler.position_ms),) = await link.fetch(
+                SQL["last"].format(at=parts.at)
+            )
+        return await asyncio.to_thread(os.path.getsize, path)
 
 
 DEAD_PAGE_MIN: Final = 100
@@ -391,22 +374,25 @@ async def read_page(
     return page
 
 
-async def _dead_of(
-    link: Link, at: str, after: ProgressKey, limit: int, topic: str | None, group: str | None
+async def _read_dead(
+    link: Link, parts: Parts, after: ProgressKey, limit: int, topic: str | None, group: str | None
 ) -> list[DeadRow]:
-    """Return the dead letters of a part after ``after``. The topic is in the row."""
+    """Return a page of dead letters, as ``Store.scan_dead`` does. The topic is in the row."""
     page: list[DeadRow] = []
-    (task_id, name), count = after, max(limit, DEAD_PAGE_MIN)
-    statement = SQL["dead"].format(at=at)
-    while True:
-        rows = await link.fetch(
-            statement, max(-1, task_id), name, group, count, timeout_ms=PAGE_CALL_MS
-        )
-        dead = [decode_dead(row[0]) for row in rows]
-        page += [row for row in dead if topic in (None, row.topic)]
-        if len(page) >= limit or len(rows) < count:
-            return page[:limit]
-        task_id, name = dead[-1].id, dead[-1].group
+    task_id, name = after
+    for number in parts.since(task_id):
+        statement, is_read = SQL["dead"].format(at=f"{parts.shard}_{number}"), False
+        while not is_read and len(page) < limit:
+            count = max(limit - len(page), DEAD_PAGE_MIN)
+            rows = await link.fetch(
+                statement, max(-1, task_id), name, group, count, timeout_ms=PAGE_CALL_MS
+            )
+            dead = [decode_dead(row[0]) for row in rows]
+            page += [row for row in dead if topic in (None, row.topic)]
+            is_read = len(rows) < count
+            if dead:
+                task_id, name = dead[-1].id, dead[-1].group
+    return page[:limit]
 
 
 async def read_small(link: Link, parts: Parts, endings_max: int) -> SmallState:
