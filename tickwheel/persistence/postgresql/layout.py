@@ -24,7 +24,7 @@ from importlib.resources import files
 from operator import add
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tickwheel.model.records import ID_MAX, TaskOptions, TaskRow
+from tickwheel.model.records import TaskOptions, TaskRow
 from tickwheel.persistence.codec import (
     decode_extras,
     encode_dead,
@@ -245,11 +245,6 @@ def handles_statement(shard: int, numbers: Iterable[int], *, late: bool) -> str:
     of_part, compare = SQL["handles_of_part"], ">=" if late else "<"
     tasks = [of_part.format(at=f"{shard}_{number}", compare=compare) for number in numbers]
     return SQL["handles"].format(tasks=" UNION ALL ".join(tasks))
-
-
-def possible(ids: Iterable[int]) -> list[int]:
-    """Return the ids that a store can have, each once."""
-    return [task_id for task_id in dict.fromkeys(ids) if 0 <= task_id <= ID_MAX]
 
 
 # --- copies --------------------------------------------------------------------------------------

@@ -58,7 +58,6 @@ from tickwheel.persistence.postgresql.layout import (
     Parts,
     handles_statement,
     options_from,
-    possible,
     read_statement,
 )
 
@@ -168,7 +167,7 @@ class Reader:
     async def read_some(
         self, ids: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
-        wanted = possible(ids)
+        wanted = [task_id for task_id in dict.fromkeys(ids) if 0 <= task_id <= ID_MAX]
         if not wanted:
             return {}, ()
 
@@ -426,23 +425,18 @@ async def _handles(
     for late in (False, True):
         statement = handles_statement(parts.shard, parts.numbers, late=late)
         async with link.cursor(statement, soon_ms) as following:
-            is_read = False
-            while not is_read:
+            while True:
                 rows = await following(chunk - len(waiting))
                 waiting += rows
-                is_read = not rows
                 # A small store comes in one chunk.
-                if len(waiting) < chunk and not (is_read and (late or not is_first)):
-                    continue
-                if waiting:
-                    yield _take(waiting, keyed)
+                is_over = not rows and (late or not is_first)
+                if waiting and (is_over or len(waiting) == chunk):
+                    ids, dues_ms, topics, keys = zip(*waiting, strict=True)
+                    keyed.add(ids, topics, keys)
+                    yield Handles(ids, dues_ms, topics)
                     waiting = []
                     if is_first:
                         failpoints.hit("recovery.middle")
                         is_first = False
-
-
-def _take(rows: list[Any], keyed: KeyedTasks) -> Handles:
-    ids, dues_ms, topics, keys = zip(*rows, strict=True)
-    keyed.add(ids, topics, keys)
-    return Handles(ids, dues_ms, topics)
+                if not rows:
+                    break
