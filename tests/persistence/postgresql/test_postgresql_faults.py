@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -31,6 +32,7 @@ from tickwheel.persistence.on_server import NoReply
 from tickwheel.persistence.postgresql import reader
 from tickwheel.persistence.postgresql.driver import Link, ServerError, options_from
 from tickwheel.persistence.postgresql.layout import SQL
+from tickwheel.persistence.sqlite.database import identity_of, meta_of
 
 
 @asynccontextmanager
@@ -261,6 +263,24 @@ class TestAServerThatGoesAway:
         monkeypatch.setattr(link, "fetch", former)
         monkeypatch.setattr(reader, "PAUSE_S", 0)
         assert await subject.ids() == [1]
+
+    async def test_a_backup_claims_no_batch_that_is_confirmed_after_its_snapshot(
+        self, subject: Subject, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        await subject.commit(tasks([1]))
+        fetch, path = Link.fetch, str(tmp_path / "copy.db")
+        last = SQL["last"].format(at=store(subject)._writer.parts.at)
+
+        async def late(link: Link, statement: str, *args: object, **more: Any) -> Any:
+            rows = await fetch(link, statement, *args, **more)
+            if statement == last:
+                monkeypatch.setattr(Link, "fetch", fetch)
+                await subject.commit(tasks([2]))
+            return rows
+
+        monkeypatch.setattr(Link, "fetch", late)
+        await subject.store.backup(path)
+        assert identity_of(meta_of(path)).last.batch == 1
 
 
 class TestDamage:

@@ -250,9 +250,10 @@ class Reader:
         """Write a backup of one snapshot."""
         from tickwheel.persistence.filling import copying, pages
 
+        # The copy may be newer than its identity, never older.
         async with (
-            self._long_snapshot() as (link, parts),
             copying(path, self._writer.identity) as filler,
+            self._long_snapshot() as (link, parts),
         ):
             small = await read_small(link, parts, self._options.endings_max)
             await filler.write(Effects(ended=dict(small.outcomes)))
