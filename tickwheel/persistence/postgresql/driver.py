@@ -18,7 +18,7 @@ import asyncio
 import re
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 from tickwheel.errors import module_needs_extra
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from tickwheel.persistence.contract import StoreError
 
+_T = TypeVar("_T")
 PORT: Final = 5432
 LIBPQ = ("sslmode", "sslrootcert", "sslcert", "sslkey", "passfile", "target_session_attrs")
 """Settings in a URL that have the names and the meaning of libpq's."""
@@ -225,15 +226,13 @@ class Link:
         self, statement: str, *args: object, timeout_ms: int | None = None
     ) -> Sequence[Any]:
         """Return the rows of a statement. Raise ServerTrouble."""
-        rows: Sequence[Any]
-        rows = await self._call(lambda link: link.fetch(statement, *args), timeout_ms)
-        return rows
+        return await self._call(lambda link: link.fetch(statement, *args), timeout_ms)
 
     async def execute(self, script: str, timeout_ms: int | None = None) -> None:
         """Execute statements without arguments as one transaction. Raise as ``fetch``."""
         await self._call(lambda link: link.execute(script), timeout_ms)
 
-    async def _call(self, call: Callable[[Any], Awaitable[Any]], timeout_ms: int | None) -> Any:
+    async def _call(self, call: Callable[[Any], Awaitable[_T]], timeout_ms: int | None) -> _T:
         connection = await self.ready()
         limit_ms = self._options.call_ms if timeout_ms is None else timeout_ms
         expired = False
@@ -245,7 +244,7 @@ class Link:
 
         loop, name = asyncio.get_running_loop(), self._options.name
         timer = loop.call_later(limit_ms / 1000, expire)
-        calling = loop.create_task(_coroutine(call(connection)))
+        calling = asyncio.ensure_future(call(connection))
         try:
             return await asyncio.shield(calling)
         except asyncio.CancelledError:
@@ -294,15 +293,12 @@ class Link:
             self._is_in_transaction = False
 
     @asynccontextmanager
-    async def cursor(self, statement: str, *args: object) -> AsyncIterator[Callable[[int], Any]]:
+    async def cursor(
+        self, statement: str, *args: object
+    ) -> AsyncIterator[Callable[[int], Awaitable[Sequence[Any]]]]:
         """Yield a function that returns the next rows. Call this inside a transaction."""
         cursor = await self._call(lambda link: link.cursor(statement, *args), None)
-
-        async def following(count: int) -> Sequence[Any]:
-            rows: Sequence[Any] = await self._call(lambda link: cursor.fetch(count), LONG_CALL_MS)
-            return rows
-
-        yield following
+        yield lambda count: self._call(lambda link: cursor.fetch(count), LONG_CALL_MS)
 
     def drop(self) -> None:
         """Close the connection at once."""
@@ -319,10 +315,6 @@ class Link:
             await connection.close(timeout=CLOSE_S)
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
             connection.terminate()
-
-
-async def _coroutine(call: Awaitable[Any]) -> Any:
-    return await call
 
 
 SNAPSHOT = "ISOLATION LEVEL REPEATABLE READ, READ ONLY"
