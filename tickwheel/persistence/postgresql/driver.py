@@ -187,10 +187,16 @@ class Link:
         has it."""
         self.server_changes = 0
         """How often a connection reached another server than the one before."""
+        self._since_s = 0.0
 
     @property
     def connected(self) -> bool:
         return self._connection is not None and not self._connection.is_closed()
+
+    @property
+    def connected_s(self) -> int:
+        """Age of the last connection in seconds, rounded down."""
+        return int(asyncio.get_running_loop().time() - self._since_s)
 
     async def ready(self) -> Any:
         """Return the open connection. Raise NotConnected, NoReply or StoreUnusable."""
@@ -216,7 +222,7 @@ class Link:
         if others and host:
             address = f"{host}:{port}"
         self.server_changes += self.address not in ("", address)
-        self.address = address
+        self.address, self._since_s = address, asyncio.get_running_loop().time()
         if foreign:
             await self.close()
             raise unusable(options.name, f"{_POOLED} ({', '.join(foreign)})")

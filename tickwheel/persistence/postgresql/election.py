@@ -8,7 +8,6 @@ lack the newest renewals, as it can lack batches.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -60,7 +59,6 @@ class PostgresElection(ServerElection):
 
     def __init__(self, options: PostgresOptions, ttl_ms: int) -> None:
         super().__init__(options, ttl_ms, Link)
-        self._connected_s = 0.0
 
     @property
     def address(self) -> str:
@@ -70,15 +68,7 @@ class PostgresElection(ServerElection):
         async with connected(self._options.name, Link(self._options)) as link:
             await opening.inspect(link, self._options)
 
-    async def _ready(self) -> None:
-        """Connect, and note the time of a new connection."""
-        if self._link.connected:
-            return
-        await self._link.ready()
-        self._connected_s = asyncio.get_running_loop().time()
-
     async def look(self, me: Standby | None = None) -> ElectionState:
-        await self._ready()
         shard = self._options.shard
         try:
             (row,) = await self._link.fetch(SQL["look"], shard)
@@ -90,7 +80,7 @@ class PostgresElection(ServerElection):
                 raise
             await opening.inspect(self._link, self._options)
             (row,) = await self._link.fetch(SQL["look"], shard)
-        up_s = int(asyncio.get_running_loop().time() - self._connected_s)
+        up_s = row["up_s"] if row["leased_here"] else min(row["up_s"], self._link.connected_s)
         return ElectionState(
             leader=Leader(*row[:6]) if row["left_ms"] > 0 else None,
             ttl_ms=max(0, row["left_ms"]),
@@ -98,7 +88,7 @@ class PostgresElection(ServerElection):
             epoch=row["epoch"] or 0,
             owner=row["opened_by"] or "",
             clean=row["clean"] is not False,
-            up_s=row["up_s"] if row["leased_here"] else min(row["up_s"], up_s),
+            up_s=up_s,
             is_replica=row["is_standby"],
             leased_here=row["leased_here"],
             is_durable=True,
@@ -123,18 +113,15 @@ class PostgresElection(ServerElection):
         return self._options.shard, *astuple(me), self._ttl_ms
 
     async def acquire(self, me: Leader, instead_of: Leader | None = None) -> bool:
-        await self._ready()
         replaced = me.owner if instead_of is None else instead_of.owner
         return bool(await self._link.fetch(SQL["acquire"], *self._arguments(me), replaced))
 
     async def renew(self, me: Leader) -> bool:
-        await self._ready()
         renewed = bool(await self._link.fetch(SQL["renew"], *self._arguments(me)))
         self._standbys = await self._listed()
         return renewed
 
     async def release(self, me: Leader) -> None:
-        await self._ready()
         await self._link.fetch(SQL["release"], self._options.shard, me.owner)
 
 
@@ -270,6 +257,5 @@ class PostgresSiblings(ServerSiblings):
             except ServerTrouble as error:
                 # The shard may just have dropped this generation.
                 if not is_table_dropped(error) or attempt == TRIES - 1:
-                    name = f"shard {shard} of {self._name}"
-                    raise StoreAway(f"{name}: {error.message}") from error
+                    raise StoreAway(f"shard {shard} of {self._name}: {error.message}") from error
         raise AssertionError("unreachable")
