@@ -251,6 +251,10 @@ class ServerElection:
         return int(self._link.connections)
 
     @property
+    def address(self) -> str:
+        return str(self._link.address or "")
+
+    @property
     def standbys(self) -> tuple[Standby, ...]:
         return self._standbys
 

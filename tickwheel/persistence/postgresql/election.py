@@ -60,10 +60,6 @@ class PostgresElection(ServerElection):
     def __init__(self, options: PostgresOptions, ttl_ms: int) -> None:
         super().__init__(options, ttl_ms, Link)
 
-    @property
-    def address(self) -> str:
-        return self._link.address
-
     async def prepare(self) -> None:
         async with connected(self._options.name, Link(self._options)) as link:
             await opening.inspect(link, self._options)

@@ -297,10 +297,6 @@ class RedisElection(ServerElection):
         async with opening.connected_to(self._options) as connection:
             await opening.inspect(connection, self._options)
 
-    @property
-    def address(self) -> str:
-        return self._link.address_text
-
     async def look(self, me: Standby | None = None) -> ElectionState:
         args = (self._ttl_ms, "" if me is None else _standby_value(me))
         reply = await self._link.run(LEADER_LOOK, self._keys, args)
