@@ -15,9 +15,10 @@ import os
 from array import array
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tickwheel import failpoints
+from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.kinds import Effects
 from tickwheel.model.records import ID_MAX, TaskRow, task_bytes
 from tickwheel.persistence.codec import (
@@ -64,7 +65,6 @@ from tickwheel.persistence.postgresql.layout import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from tickwheel.model.key_hash import KeyHash
     from tickwheel.model.kinds import ProgressKey
     from tickwheel.model.records import DeadRow, ProgressRow
     from tickwheel.persistence.postgresql.driver import PostgresOptions
@@ -270,24 +270,24 @@ class Reader:
 DEAD_PAGE_MIN: Final = 100
 
 
-class KeyedTasks(NamedTuple):
+class KeyedTasks:
     """The tasks with a key that ``handles`` has read."""
 
-    key_hash: KeyHash
-    ids: array[int]
-    hashes: array[int]
+    def __init__(self, key_seed: bytes) -> None:
+        self._key_hash = KeyHash(key_seed)
+        self._ids, self._hashes = array("q"), array("Q")
 
     def add(self, ids: Sequence[int], topics: Sequence[str], keys: Sequence[bytes | None]) -> None:
         keyed = [(place, key.decode()) for place, key in enumerate(keys) if key is not None]
         if keyed:
             places, texts = zip(*keyed, strict=True)
-            self.ids.extend([ids[place] for place in places])
-            self.hashes.extend(self.key_hash.of_many([topics[place] for place in places], texts))
+            self._ids.extend([ids[place] for place in places])
+            self._hashes.extend(self._key_hash.of_many([topics[place] for place in places], texts))
 
     def chunks(self, size: int = 10_000) -> list[Keyed]:
         return [
-            Keyed(self.ids[at : at + size], self.hashes[at : at + size])
-            for at in range(0, len(self.ids), size)
+            Keyed(self._ids[at : at + size], self._hashes[at : at + size])
+            for at in range(0, len(self._ids), size)
         ]
 
 

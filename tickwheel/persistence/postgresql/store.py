@@ -7,11 +7,10 @@ lease and the registry of nodes, with connections of their own.
 from __future__ import annotations
 
 import secrets
-from array import array
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-from tickwheel.model.key_hash import SEED_BYTES, KeyHash
+from tickwheel.model.key_hash import SEED_BYTES
 from tickwheel.model.kinds import Effects
 from tickwheel.persistence.contract import (
     Evidence,
@@ -54,10 +53,7 @@ class PostgresStore(ServerStore):
         self._reader = Reader(options, self._writer)
         self._upkeep = Upkeep(options, self._writer)
         self._key_seed = secrets.token_bytes(SEED_BYTES)
-        self._keyed = self._no_keyed()
-
-    def _no_keyed(self) -> KeyedTasks:
-        return KeyedTasks(KeyHash(self._key_seed), array("q"), array("Q"))
+        self._keyed = KeyedTasks(self._key_seed)
 
     @property
     def address(self) -> str:
@@ -98,13 +94,13 @@ class PostgresStore(ServerStore):
 
     async def recover_handles(self, chunk: int = 10_000) -> AsyncIterator[Handles]:
         self._check_open()
-        self._keyed = self._no_keyed()
+        self._keyed = KeyedTasks(self._key_seed)
         async for handles in self._reader.handles(chunk, self._now_ms, self._keyed):
             yield handles
 
     async def recover_keys(self) -> AsyncIterator[Keyed]:
         self._check_open()
-        keyed, self._keyed = self._keyed, self._no_keyed()
+        keyed, self._keyed = self._keyed, KeyedTasks(self._key_seed)
         for chunk in keyed.chunks():
             yield chunk
 
