@@ -57,18 +57,20 @@ async def inspect(
     Raise StoreUnusable, which says what to change, or StoreUnreachable."""
     with opening_errors(options.name):
         (facts,) = await link.fetch(SQL["facts"], options.schema)
-        objection, layout = _objection(facts, options), 0
-        if not objection and may_create and not facts["has_layout"]:
-            await _create(link, options, has_schema=facts["has_schema"])
-        if not objection and (may_create or facts["has_layout"]):
-            ((layout,),) = await link.fetch(SQL["layout"])
-            if not 0 < layout <= LAYOUT:
-                objection = (
-                    f"the schema {options.schema} has layout {layout}; this release reads layouts"
-                    f" up to {LAYOUT}: use a newer release"
-                )
-    if objection:
-        raise unusable(options.name, objection)
+        if objection := _objection(facts, options):
+            raise unusable(options.name, objection)
+        if not facts["has_layout"] and not may_create:
+            return durability(facts), 0
+        if not facts["has_layout"]:  # another daemon may create the tables at the same time
+            ddl = "" if facts["has_schema"] else f'CREATE SCHEMA IF NOT EXISTS "{options.schema}";'
+            await link.execute(f"SELECT pg_advisory_xact_lock({DDL_LOCK}); {ddl} {SCHEMA}")
+        ((layout,),) = await link.fetch(SQL["layout"])
+    if not 0 < layout <= LAYOUT:
+        raise unusable(
+            options.name,
+            f"the schema {options.schema} has layout {layout}; this release reads layouts up to"
+            f" {LAYOUT}: use a newer release",
+        )
     return durability(facts), layout
 
 
@@ -117,12 +119,6 @@ def _objection(facts: Any, options: PostgresOptions) -> str:
             f" remove it{insist}"
         )
     return ""
-
-
-async def _create(link: Link, options: PostgresOptions, *, has_schema: bool) -> None:
-    """Create the tables that all shards share, unless another daemon does so at the moment."""
-    schema = "" if has_schema else f'CREATE SCHEMA IF NOT EXISTS "{options.schema}";'
-    await link.execute(f"SELECT pg_advisory_xact_lock({DDL_LOCK}); {schema} {SCHEMA}")
 
 
 UPGRADE_MS: Final = 3_600_000
@@ -316,7 +312,10 @@ class PostgresAdministration:
                 records = SQL["count_records"].format(at=parts.at)
                 counts["records"] = (await link.fetch(records))[0][0]
                 for number in parts.numbers:
-                    await _count(link, f"{options.shard}_{number}", counts)
+                    at = f"{options.shard}_{number}"
+                    counts["tasks"] += (await link.fetch(SQL["count_tasks"].format(at=at)))[0][0]
+                    for kind, count in await link.fetch(SQL["count_notes"].format(at=at)):
+                        counts["dead" if kind == DEAD else "in_flight_or_waiting"] += count
         return StoredShard(
             store=options.name,
             shard=f"shard {options.shard} in the schema {options.schema}",
@@ -409,10 +408,3 @@ class PostgresAdministration:
         return StoreUnusable(
             f"{_shard_name(self._options)} has changed since it was read; run the command again"
         )
-
-
-async def _count(link: Link, at: str, counts: dict[str, int]) -> None:
-    """Add the tasks, progress and dead letters of a part."""
-    counts["tasks"] += (await link.fetch(SQL["count_tasks"].format(at=at)))[0][0]
-    for kind, count in await link.fetch(SQL["count_notes"].format(at=at)):
-        counts["dead" if kind == DEAD else "in_flight_or_waiting"] += count
