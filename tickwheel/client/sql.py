@@ -160,15 +160,14 @@ def write(connection: Any, command: Command, schema: str = SCHEMA) -> Any:
     )
 
 
-def _call(schema: str, places: Iterable[str]) -> str:
-    """Return the statement that writes a command in PostgreSQL, with these placeholders."""
+def _statement(dialect: str, schema: str, places: Iterable[str]) -> str:
+    """Return the statement that writes a command, with these placeholders."""
+    if dialect == "sqlite":
+        return f"INSERT INTO tickwheel_inbox ({', '.join(COLUMNS)}) VALUES ({', '.join(places)})"
+    if dialect != "postgresql":
+        raise BadRequest(f"an inbox is in postgresql or sqlite, not {dialect!r:.60}")
     casts = (f"CAST({place} AS {kind})" for place, kind in zip(places, TYPES, strict=True))
     return f'SELECT "{schema}".inbox_put({", ".join(casts)}::jsonb)'
-
-
-def _insert(places: Iterable[str]) -> str:
-    """Return the statement that writes a command in SQLite, with these placeholders."""
-    return f"INSERT INTO tickwheel_inbox ({', '.join(COLUMNS)}) VALUES ({', '.join(places)})"
 
 
 async def _awaited(work: Awaitable[Any]) -> Any:
@@ -177,7 +176,7 @@ async def _awaited(work: Awaitable[Any]) -> Any:
 
 
 def _asyncpg(connection: Any, command: Command, schema: str) -> Awaitable[Any]:
-    return _awaited(connection.fetchval(_call(schema, _DOLLAR), *command))
+    return _awaited(connection.fetchval(_statement("postgresql", schema, _DOLLAR), *command))
 
 
 def _psycopg(connection: Any, command: Command, schema: str) -> Any:
@@ -187,7 +186,7 @@ def _psycopg(connection: Any, command: Command, schema: str) -> Any:
     # The cursors of the application can have another form of rows, or a name.
     cursor = getattr(connection, "connection", connection).cursor(row_factory=tuple_row)
     places = _DOLLAR if isinstance(cursor, (AsyncRawCursor, RawCursor)) else _PERCENT
-    result = cursor.execute(_call(schema, places), command)
+    result = cursor.execute(_statement("postgresql", schema, places), command)
     if not isinstance(result, Awaitable):
         return int(cursor.fetchone()[0])
 
@@ -198,15 +197,15 @@ def _psycopg(connection: Any, command: Command, schema: str) -> Any:
 
 
 def _sqlite3(connection: Any, command: Command, schema: str) -> int:
-    return int(connection.execute(_insert(["?"] * len(COLUMNS)), command).lastrowid)
+    insert = _statement("sqlite", schema, ["?"] * len(COLUMNS))
+    return int(connection.execute(insert, command).lastrowid)
 
 
 def _django(connection: Any, command: Command, schema: str) -> int:
-    is_sqlite = connection.vendor == "sqlite"
-    _check_dialect(connection.vendor)
+    statement = _statement(connection.vendor, schema, _PERCENT)
     with connection.cursor() as cursor:
-        cursor.execute(_insert(_PERCENT) if is_sqlite else _call(schema, _PERCENT), command)
-        return int(cursor.lastrowid if is_sqlite else cursor.fetchone()[0])
+        cursor.execute(statement, command)
+        return int(cursor.lastrowid if connection.vendor == "sqlite" else cursor.fetchone()[0])
 
 
 def _sqlalchemy(connection: Any, command: Command, schema: str) -> Any:
@@ -223,23 +222,14 @@ def _sqlalchemy_sync(connection: Any, command: Command, schema: str) -> int:
     if not isinstance(connection, Connection):
         connection = connection.connection()  # of a Session
     dialect = connection.dialect.name
-    _check_dialect(dialect)
+    statement = _statement(dialect, schema, [f":{name}" for name in COLUMNS])
     kinds = (String, String, LargeBinary, BigInteger, BigInteger, String)
     values = [
         bindparam(name, value, type_=kind())
         for name, value, kind in zip(COLUMNS, command, kinds, strict=True)
     ]
-    places = [f":{name}" for name in COLUMNS]
-    if dialect == "sqlite":
-        insert = text(_insert(places)).bindparams(*values)
-        return int(connection.execute(insert).lastrowid)
-    call = text(_call(schema, places)).bindparams(*values)
-    return int(connection.execute(call).scalar_one())
-
-
-def _check_dialect(name: str) -> None:
-    if name not in ("postgresql", "sqlite"):
-        raise BadRequest(f"an inbox is in postgresql or sqlite, not {name!r:.60}")
+    result = connection.execute(text(statement).bindparams(*values))
+    return int(result.lastrowid if dialect == "sqlite" else result.scalar_one())
 
 
 _WRITERS: Final[Mapping[str, Callable[[Any, Command, str], Any]]] = {
