@@ -47,6 +47,9 @@ VERSION_MIN: Final = 14
 SCHEMA: Final = FOLDER.joinpath("schema.sql").read_text("utf-8")
 DDL_LOCK: Final = 0x7469636B
 """Key of the advisory lock under which tables are created and upgraded."""
+DROP_WAIT_MS: Final = 50
+UPGRADE_MS: Final = 3_600_000
+"""Maximum milliseconds of one step of an upgrade."""
 
 
 async def inspect(
@@ -119,10 +122,6 @@ def _objection(facts: Any, options: PostgresOptions) -> str:
             f" remove it{insist}"
         )
     return ""
-
-
-UPGRADE_MS: Final = 3_600_000
-"""Maximum milliseconds of one step of an upgrade."""
 
 
 def upgrade_steps(layout: int, options: PostgresOptions) -> tuple[str, ...]:
@@ -263,8 +262,7 @@ async def read_parts(link: Link, shard: int, generation: int) -> Parts:
 
 async def next_number(link: Link) -> int:
     """Return a number for a new part or generation, which no other has."""
-    number: int = (await link.fetch(SQL["next_number"]))[0][0]
-    return number
+    return int((await link.fetch(SQL["next_number"]))[0][0])
 
 
 async def drop_abandoned(link: Link, options: PostgresOptions, parts: Parts, upto: int) -> None:
@@ -280,9 +278,6 @@ async def drop(link: Link, statement: str) -> None:
     """Drop tables, unless somebody reads them. Raise ServerError if so: a waiting DROP would block
     other readers."""
     await link.execute(f"SET LOCAL lock_timeout = {DROP_WAIT_MS}; {statement}")
-
-
-DROP_WAIT_MS: Final = 50
 
 
 def _shard_name(options: PostgresOptions) -> str:
