@@ -160,6 +160,10 @@ SETTINGS = {
 }
 LOOKUPS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
 """For sessions that find rows by index: PostgreSQL has no statistics of a table that is new."""
+SNAPSHOT = "ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+CLOSE_S = 1.0
+LONG_CALL_MS = 60_000
+"""Maximum milliseconds of a statement that reads or copies whole tables."""
 _POOLED = (
     "it is reached through a pooler (PgBouncer?) that does not pass startup parameters on, so that"
     " the store's sessions would have foreign settings; name PostgreSQL itself"
@@ -298,13 +302,12 @@ class Link:
         finally:
             self._is_in_transaction = False
 
-    @asynccontextmanager
     async def cursor(
         self, statement: str, *args: object
-    ) -> AsyncIterator[Callable[[int], Awaitable[Sequence[Any]]]]:
-        """Yield a function that returns the next rows. Call this inside a transaction."""
+    ) -> Callable[[int], Awaitable[Sequence[Any]]]:
+        """Return a function that returns the next rows. Call both inside a transaction."""
         cursor = await self._call(lambda link: link.cursor(statement, *args), None)
-        yield lambda count: self._call(lambda link: cursor.fetch(count), LONG_CALL_MS)
+        return lambda count: self._call(lambda link: cursor.fetch(count), LONG_CALL_MS)
 
     def drop(self) -> None:
         """Close the connection at once."""
@@ -321,12 +324,6 @@ class Link:
             await connection.close(timeout=CLOSE_S)
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
             connection.terminate()
-
-
-SNAPSHOT = "ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-CLOSE_S = 1.0
-LONG_CALL_MS = 60_000
-"""Maximum milliseconds of a statement that reads or copies whole tables."""
 
 
 def _text(error: Any) -> str:

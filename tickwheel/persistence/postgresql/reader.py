@@ -77,6 +77,7 @@ PAUSE_S: Final = 0.25
 FEW_PARTS: Final = 3
 """A read of more parts names all parts, so that its statement is prepared only once."""
 NO_LIMIT: Final = 2**62
+DEAD_PAGE_MIN: Final = 100
 PAGE_CALL_MS: Final = 20_000
 """Maximum milliseconds of a statement for a page, which can look at many tasks of other topics."""
 SOON_MS: Final = 600_000
@@ -241,10 +242,30 @@ class Reader:
         return is_table_dropped(error) and parts is not self._writer.parts
 
     async def handles(self, chunk: int, now_ms: int, keyed: KeyedTasks) -> AsyncIterator[Handles]:
-        """Yield the rows of ``recover_handles``. Add the tasks with a key to ``keyed``."""
+        """Yield the rows of ``recover_handles``. Add the tasks with a key to ``keyed``. Sorting
+        tasks that are due later takes time, so those due soon come from a statement of their
+        own."""
+        waiting: list[Any] = []
+        is_first = True
         async with self._long_snapshot() as (link, parts):
-            async for handles in _handles(link, parts, chunk, now_ms + SOON_MS, keyed):
-                yield handles
+            for late in (False, True):
+                statement = handles_statement(parts.shard, parts.numbers, late=late)
+                following = await link.cursor(statement, now_ms + SOON_MS)
+                while True:
+                    rows = await following(chunk - len(waiting))
+                    waiting += rows
+                    # A small store comes in one chunk.
+                    is_over = not rows and (late or not is_first)
+                    if waiting and (is_over or len(waiting) == chunk):
+                        ids, dues_ms, topics, keys = zip(*waiting, strict=True)
+                        keyed.add(ids, topics, keys)
+                        yield Handles(ids, dues_ms, topics)
+                        waiting = []
+                        if is_first:
+                            failpoints.hit("recovery.middle")
+                            is_first = False
+                    if not rows:
+                        break
 
     async def backup(self, path: str) -> int:
         """Write a backup of one snapshot."""
@@ -265,9 +286,6 @@ class Reader:
                 SQL["last"].format(at=parts.at)
             )
         return await asyncio.to_thread(os.path.getsize, path)
-
-
-DEAD_PAGE_MIN: Final = 100
 
 
 class KeyedTasks:
@@ -414,30 +432,3 @@ async def read_small(link: Link, parts: Parts, endings_max: int) -> SmallState:
         small.outcomes += decode_endings(data)
     del small.outcomes[:-endings_max]
     return small
-
-
-async def _handles(
-    link: Link, parts: Parts, chunk: int, soon_ms: int, keyed: KeyedTasks
-) -> AsyncIterator[Handles]:
-    """Yield all tasks in due order. Sorting tasks that are due later takes time, so those due soon
-    come from a statement of their own."""
-    waiting: list[Any] = []
-    is_first = True
-    for late in (False, True):
-        statement = handles_statement(parts.shard, parts.numbers, late=late)
-        async with link.cursor(statement, soon_ms) as following:
-            while True:
-                rows = await following(chunk - len(waiting))
-                waiting += rows
-                # A small store comes in one chunk.
-                is_over = not rows and (late or not is_first)
-                if waiting and (is_over or len(waiting) == chunk):
-                    ids, dues_ms, topics, keys = zip(*waiting, strict=True)
-                    keyed.add(ids, topics, keys)
-                    yield Handles(ids, dues_ms, topics)
-                    waiting = []
-                    if is_first:
-                        failpoints.hit("recovery.middle")
-                        is_first = False
-                if not rows:
-                    break
