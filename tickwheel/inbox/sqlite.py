@@ -15,7 +15,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 from urllib.parse import quote
 
 from tickwheel.errors import BadRequest, shown
@@ -154,7 +154,7 @@ class SqliteInbox(Inbox):
         if not last["rows"]:
             return None
         rows: list[Row] = []
-        while more := _rows(connection, rows[-1].id if rows else self._after, ROWS_MAX):
+        while more := _rows(connection, rows[-1].id if rows else self._after):
             rows += (row for row in more if row.id <= last["until_id"])
             if more[-1].id >= last["until_id"]:
                 break
@@ -170,7 +170,7 @@ class SqliteInbox(Inbox):
         (version,) = connection.execute("PRAGMA data_version").fetchone()
         if version == self._version:
             return []
-        rows = _rows(connection, self._after, ROWS_MAX)
+        rows = _rows(connection, self._after)
         self._version = None if rows else version
         return rows
 
@@ -201,19 +201,16 @@ class SqliteInbox(Inbox):
         self._seq += 1
 
     async def refuse(self, row: Row, code: str, message: str) -> None:
-        values = (
-            *(row.id, row.at_ms, row.verb, row.topic, row.body, row.delay_ms, row.due_ms),
-            *(row.options_text, code, message),
-        )
-
-        def write(connection: sqlite3.Connection) -> None:
-            places = ", ".join("?" * len(values))
-            connection.execute(
-                f"INSERT OR IGNORE INTO tickwheel_inbox_refused VALUES ({places})",
-                [*map(_storable, values)],
+        values = [
+            value.encode(errors="replace").decode() if isinstance(value, str) else value
+            for value in (
+                *(row.id, row.at_ms, row.verb, row.topic, row.body, row.delay_ms, row.due_ms),
+                *(row.options_text, code, message),
             )
-
-        await self._run(write)
+        ]
+        places = ", ".join("?" * len(values))
+        insert = f"INSERT OR IGNORE INTO tickwheel_inbox_refused VALUES ({places})"
+        await self._run(lambda connection: connection.execute(insert, values))
 
     async def count_refused(self) -> int:
         statement = "SELECT count(*) FROM tickwheel_inbox_refused"
@@ -235,12 +232,11 @@ def _layout(connection: sqlite3.Connection) -> int:
     return int(connection.execute("SELECT layout FROM tickwheel_inbox_batch").fetchone()[0])
 
 
-def _rows(connection: sqlite3.Connection, after: int, limit: int) -> list[Row]:
+def _rows(connection: sqlite3.Connection, after: int) -> list[Row]:
     """Return the next rows."""
     rows, size = [], 0
-    for row_id, verb, topic, body, delay_ms, due_ms, text, at_ms in connection.execute(
-        _READ, (after, limit)
-    ):
+    found = connection.execute(_READ, (after, ROWS_MAX))
+    for row_id, verb, topic, body, delay_ms, due_ms, text, at_ms in found:
         data = body.encode(errors="surrogateescape") if isinstance(body, str) else body
         data = b"" if data is None else data
         text = _text(text) if isinstance(text, bytes) else text  # it may be stored as a blob
@@ -255,7 +251,3 @@ def _rows(connection: sqlite3.Connection, after: int, limit: int) -> list[Row]:
 def _text(data: bytes) -> str:
     """Decode text that an application may have stored in another encoding."""
     return data.decode(errors="surrogateescape")
-
-
-def _storable(value: Any) -> Any:
-    return value.encode(errors="replace").decode() if isinstance(value, str) else value
