@@ -46,7 +46,6 @@ class Taking:
         self._url = url
         self._inbox = inbox
         self.options: dict[str, Any] = {}
-        self._task: asyncio.Task[None] | None = None
         self.start()
 
     def start(self) -> None:
@@ -55,17 +54,14 @@ class Taking:
 
     async def kill(self) -> None:
         """End it at once, wherever it is."""
-        assert self._task is not None
         await cancel_all([self._task])
 
     async def stop(self) -> None:
-        assert self._task is not None
         self.taker.stop()
         await self._task
 
     async def end(self) -> None:
         """Wait until it ends by itself, and raise its error."""
-        assert self._task is not None
         await self._task
 
 

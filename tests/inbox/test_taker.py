@@ -602,8 +602,7 @@ async def test_a_daemon_takes_tasks_while_it_leads(
 
 
 async def test_a_standby_does_not_wait_for_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = sys.executable, "-c", "import sys; sys.stdin.read()"
-    monkeypatch.setattr(companion, "PYTHON", command)
+    monkeypatch.setattr(companion, "PYTHON", (sys.executable, "-c", "import sys; sys.stdin.read()"))
     logins: Any = SimpleNamespace(companions={})
     roles: Any = SimpleNamespace(on_event=lambda name, text: None)
     never: Any = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -47,6 +48,7 @@ from tickwheel.model.kinds import (
     TRANSACTION,
     BulkRow,
     Effects,
+    Kind,
     PausedKey,
     RecordKey,
     TransactionRow,
@@ -759,26 +761,18 @@ class TestBackup:
         finally:
             await copy.store.close(clean=True)
 
-    async def test_has_transactions(self, subject: Subject, tmp_path: Path) -> None:
-        await subject.commit(Effects(records=keyed(TRANSACTION, TRANSACTIONS)))
+    @pytest.mark.parametrize(("kind", "rows"), [(TRANSACTION, TRANSACTIONS), (BULK, BULKS)])
+    async def test_has_records(
+        self, subject: Subject, tmp_path: Path, kind: Kind[Any], rows: Sequence[Any]
+    ) -> None:
+        await subject.commit(Effects(records=keyed(kind, rows)))
         path = tmp_path / "copy.db"
         await subject.store.backup(str(path))
         copy = Subject(open_url(f"sqlite:///{path}"))
         await copy.open()
         try:
-            assert len((await copy.small()).of_kind(TRANSACTION)) == len(TRANSACTIONS)
+            assert len((await copy.small()).of_kind(kind)) == len(rows)
             assert await copy.small() == await subject.small()
-        finally:
-            await copy.store.close(clean=True)
-
-    async def test_has_bulk(self, subject: Subject, tmp_path: Path) -> None:
-        await subject.commit(Effects(records=keyed(BULK, BULKS)))
-        path = tmp_path / "copy.db"
-        await subject.store.backup(str(path))
-        copy = Subject(open_url(f"sqlite:///{path}"))
-        await copy.open()
-        try:
-            assert by_id((await copy.small()).of_kind(BULK)) == list(BULKS)
         finally:
             await copy.store.close(clean=True)
 
@@ -789,9 +783,7 @@ class TestBackup:
             await subject.store.backup(str(path))
         assert path.read_bytes() == b"mine"
 
-    async def test_fails_in_a_folder_that_is_not_there(
-        self, subject: Subject, tmp_path: Path
-    ) -> None:
+    async def test_fails_in_an_absent_folder(self, subject: Subject, tmp_path: Path) -> None:
         with pytest.raises(StoreError):
             await subject.store.backup(str(tmp_path / "no" / "copy.db"))
         assert await subject.commit(tasks([1])) is True

@@ -40,8 +40,7 @@ async def test_requests_to_the_outbound_process_are_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The process does not answer, as if its endpoint hung."""
-    command = sys.executable, "-c", "import sys; sys.stdin.read()"
-    monkeypatch.setattr(companion, "PYTHON", command)
+    monkeypatch.setattr(companion, "PYTHON", (sys.executable, "-c", "import sys; sys.stdin.read()"))
     monkeypatch.setattr(module, "ASKED_MAX", 2)
     made = serving([])
     try:
