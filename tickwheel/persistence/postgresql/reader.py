@@ -400,8 +400,8 @@ async def _read_dead(
     task_id, name = after
     for number in parts.since(task_id):
         statement, is_read = SQL["dead"].format(at=f"{parts.shard}_{number}"), False
+        count = max(limit - len(page), DEAD_PAGE_MIN)
         while not is_read and len(page) < limit:
-            count = max(limit - len(page), DEAD_PAGE_MIN)
             rows = await link.fetch(
                 statement, max(-1, task_id), name, group, count, timeout_ms=PAGE_CALL_MS
             )
