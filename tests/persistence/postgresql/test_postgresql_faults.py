@@ -68,6 +68,19 @@ class TestUnanswered:
         assert [tuple(row) for row in await link.fetch("SELECT 2")] == [(2,)]
         await link.close()
 
+    async def test_a_connection_whose_check_failed_is_dropped(
+        self, shared_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        link = Link(options_from(shared_postgres.url(schema="public")))
+        with monkeypatch.context() as patch:
+            patch.setitem(SQL, "session", "SELECT 1 / (cardinality($1::text[] || $2::text[]) * 0)")
+            with pytest.raises(ServerError, match="division by zero"):
+                await link.ready()
+        assert not link.connected
+        await link.ready()
+        assert link.address and link.connected_s < 60
+        await link.close()
+
     async def test_a_batch_that_arrives_late_is_void(
         self, shared_postgres: PostgresServer, make: Make
     ) -> None:

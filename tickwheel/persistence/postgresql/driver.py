@@ -220,13 +220,18 @@ class Link:
             raise NotConnected(f"{options.name}: {reason}") from error
         self._connection = connection
         self.connections += 1
+        self._since_s = asyncio.get_running_loop().time()
         names, values = list(self._settings), list(self._settings.values())
-        ((foreign, _, host, port),) = await self.fetch(SQL["session"], names, values)
+        try:
+            ((foreign, _, host, port),) = await self.fetch(SQL["session"], names, values)
+        except BaseException:
+            self.drop()  # the next call must not use a connection that was not checked
+            raise
         address, _, others = options.address.partition(",")
         if others and host:
             address = f"{host}:{port}"
         self.server_changes += self.address not in ("", address)
-        self.address, self._since_s = address, asyncio.get_running_loop().time()
+        self.address = address
         if foreign:
             await self.close()
             raise unusable(options.name, f"{_POOLED} ({', '.join(foreign)})")
