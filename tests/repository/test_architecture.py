@@ -228,9 +228,9 @@ def test_modules_have_no_import_cycles() -> None:
 
 
 BUDGETS = {
-    "": 4_814, "api": 5_347, "cli": 7_852, "client": 13_990, "contrib": 1_206, "demo": 1_190,
-    "engine": 12_806, "history": 6_647, "inbox": 1_551, "model": 3_918, "outbound": 2_397,
-    "persistence": 14_791, "reports": 4_217, "server": 3_553, "server/access": 1_357,
+    "": 4_814, "api": 5_347, "cli": 7_848, "client": 13_978, "contrib": 1_206, "demo": 1_190,
+    "engine": 12_806, "history": 6_647, "inbox": 1_505, "model": 3_918, "outbound": 2_397,
+    "persistence": 14_711, "reports": 4_217, "server": 3_528, "server/access": 1_357,
     "server/fleet": 3_235, "server/http": 5_697, "server/metrics": 1_333, "server/shard": 12_660,
     "server/tcp": 1_650, "testing": 750, "wheel": 1_317,
 }  # fmt: skip
@@ -250,7 +250,7 @@ def test_every_package_keeps_its_budget_of_lines() -> None:
     assert not loose, "lower the budget to what the package has"
 
 
-TESTS_LINES_MAX = 140_142
+TESTS_LINES_MAX = 140_733
 """Lines of all test code. A commit that raises it says why; one that removes some lowers it."""
 
 
