@@ -40,7 +40,7 @@ from support.waiting import rest, soon
 @pytest.mark.parametrize(
     "how",
     [
-        pytest.param({"store": "redis", "nodes": 2, "shards": 4, "kills": 3}, id="short"),
+        pytest.param({"store": "redis", "nodes": 2, "shards": 4, "kills": 6}, id="short"),
         pytest.param(
             {"store": "redis", "nodes": 3, "shards": 4, "kills": 60},
             id="redis",

@@ -18,7 +18,7 @@ from tickwheel.sync import Client
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 
 # What each must print, in this order, as patterns of whole lines.
 EXPECTED = {

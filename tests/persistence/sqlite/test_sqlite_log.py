@@ -138,8 +138,8 @@ def _offsets(size: int, frame_bytes: int, seed: int) -> list[int]:
     rnd = random.Random(seed)
     return sorted(
         {0, 1, 31, size}
-        | set(rnd.sample(sorted(edges), min(45, len(edges))))
-        | {rnd.randrange(size) for _ in range(20)}
+        | set(rnd.sample(sorted(edges), min(90, len(edges))))
+        | {rnd.randrange(size) for _ in range(40)}
     )
 
 
