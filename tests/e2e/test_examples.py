@@ -145,7 +145,7 @@ def shop(shared_postgres: PostgresServer, tmp_path: Path) -> Iterator[dict[str, 
 
 
 CONTRIB = ("fastapi_lifespan", "inbox_django", "sqlalchemy_outbox")
-"""What they show is tested in contrib/ and inbox/, too."""
+"""contrib/ and inbox/ have quick tests of these features."""
 NAMES = [
     pytest.param(name, marks=pytest.mark.slow) if name in CONTRIB else name
     for name in sorted(EXPECTED)

@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def no_collections() -> Iterator[None]:
-    """Syntax trees are no garbage, and looking at them again and again takes most of the time."""
+    """Turn off the collector, which would look at all syntax trees again and again."""
     gc.disable()
     yield
     gc.enable()
