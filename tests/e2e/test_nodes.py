@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -53,16 +54,25 @@ def settle(nodes: Nodes) -> None:
     for node in nodes.all.values():
         if not node.alive:
             node.start()
-    until(lambda: None not in nodes.leaders("a").values(), 60, nodes.log)
-    listing = nodes["a"].nodes()
-    with nodes[str(nodes.leaders("a")[0])].raw(0) as raw:
-        for entry in listing["nodes"]:
-            if entry["draining"]:
-                raw.call(T.NODE_DRAIN, entry["node"], False)
-        for entry in listing["shards"]:
-            if entry["placed"]:
-                raw.call(T.SHARD_MOVE, entry["shard"], None)
+    until(lambda: is_undone(nodes), 60, nodes.log)
     until(lambda: is_settled(nodes), 60, nodes.log)
+
+
+def is_undone(nodes: Nodes) -> bool:
+    """Return whether no node drains and no shard is placed. Otherwise ask the leader for that.
+    The leader can change meanwhile."""
+    leader = nodes.leaders("a")[0]
+    if leader is None:
+        return False
+    listing = nodes["a"].nodes()
+    draining = [entry["node"] for entry in listing["nodes"] if entry["draining"]]
+    placed = [entry["shard"] for entry in listing["shards"] if entry["placed"]]
+    with suppress(OSError, EOFError, AssertionError), nodes[str(leader)].raw(0) as raw:
+        for name in draining:
+            raw.call(T.NODE_DRAIN, name, False)
+        for shard in placed:
+            raw.call(T.SHARD_MOVE, shard, None)
+    return not draining and not placed
 
 
 def is_settled(nodes: Nodes) -> bool:

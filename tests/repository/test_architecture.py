@@ -250,7 +250,7 @@ def test_every_package_keeps_its_budget_of_lines() -> None:
     assert not loose, "lower the budget to what the package has"
 
 
-TESTS_LINES_MAX = 140_733
+TESTS_LINES_MAX = 140_743
 """Lines of all test code. A commit that raises it says why; one that removes some lowers it."""
 
 
